@@ -171,7 +171,8 @@ def test_an_owner_sets_how_ambiguous_files_are_read(tmp_path: Path) -> None:
     about = {"blur": 0, "measured": len(own.counted), "ignored": 0, "variables": [], "covariates": []}
     assert own.describe() == times | about
     for wrong, sentence in {
-        'zone = "Europe/Paris"': "reading: unknown setting 'zone'",
+        'zone = "Europe/Paris"': "reading.zone: unknown key",
+        "refusals = 3": "reading.refusals: unknown key",
         'timezone = "Paris"': "reading.timezone: there is no time zone 'Paris'",
         "dates = [1]": "reading.dates: cannot be",
     }.items():

@@ -38,7 +38,7 @@ def test_a_site_says_where_it_serves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("live", "problem"),
     [
-        ("ports = 1", "unknown setting 'ports'"),
+        ("ports = 1", "live.ports: unknown key"),
         ('port = "a"', "live.port: it must be a whole number"),
         ("port = 65536", "from 0 to 65535"),
         ("poll = 0", "from 0.05 to 3600"),

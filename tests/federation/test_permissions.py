@@ -17,7 +17,7 @@ import torch
 from cnfgnn.algorithm.messages.number_rules import TAG
 from cnfgnn.algorithm.messages.shapes import Sizes
 from cnfgnn.errors import ConfigError, RunError
-from cnfgnn.federation.permission_rules import Hours, PermissionRules, bytes_as_text, permission_rules
+from cnfgnn.federation.permission_rules import Hours, PermissionRules, bytes_as_text
 from cnfgnn.federation.run_names import RUN_NAME, is_about, line_of, name_in_requests
 from cnfgnn.federation.server.live.task import SiteSteps
 from cnfgnn.federation.site import approvals
@@ -72,7 +72,7 @@ def why(kit: Path, task: SiteTask, now: float = NOON, note: Note | None = HELLO,
 
 def test_without_a_word_everything_is_permitted(kit: Path) -> None:
     (kit / "local" / "site.toml").write_text('name = "north"\nsensors = ["s0"]\n')
-    assert read_site(kit).permissions == PermissionRules() == permission_rules({})
+    assert read_site(kit).permissions == PermissionRules()
     for task in (TRAIN, RETRAIN, EVALUATE, SiteTask("4", "live", "x"), SiteTask("5", "forecast", "x")):
         for note in (None, HELLO, Note("wait", {})):
             assert Permissions(kit).refusal(task, note, Used(10**9, 1 << 60, True), NOON) is None
@@ -92,7 +92,7 @@ def test_the_settings_are_read(kit: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("night = 1", r"permissions: unknown setting 'night' \(valid: tasks, methods, runs, hours"),
+        ("night = 1", r"permissions.night: unknown key \(valid: tasks, methods, runs, hours"),
         ("tasks = 3", r'permissions.tasks: it must be a list of texts such as \["train", "forecast"\]'),
         ('tasks = ["trane"]', r"permissions.tasks: there is no task 'trane' \(valid: train, evaluate"),
         ('methods = ["gru-central"]', "permissions.methods: no federation trains with 'gru-central'"),

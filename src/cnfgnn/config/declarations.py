@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import operator
 import re
 import types
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from cnfgnn.errors import ConfigError
@@ -37,6 +39,8 @@ class Declaration:
     at_most        the largest valid value; for a list, of each item
     not_empty      an empty list is refused
     form           what a text must match
+    says           the valid values in words, if type and range do not say it all
+    parse          makes the value of what a file has, or of its texts; its ConfigError says what is wrong
     key            its name in files and messages, if that is another than the field's
     sent_to_nodes  the server sends the value to the nodes with `prepare`
     hidden         a study of the paper's deviations: valid everywhere, but listed only on request
@@ -48,6 +52,8 @@ class Declaration:
     at_most: float | None = None
     not_empty: bool = False
     form: re.Pattern[str] | None = None
+    says: str = ""
+    parse: Callable[[Any], Any] | None = None
     key: str = ""
     sent_to_nodes: bool = False
     hidden: bool = False
@@ -55,7 +61,14 @@ class Declaration:
 
 def setting(default: T, help: str, **declared: Any) -> T:
     """Declare a field of a frozen dataclass: `rounds: int = setting(50, "...", at_least=1)`."""
-    return dataclasses.field(default=default, metadata={"": Declaration(help=help, **declared)})
+    made: T = entry(default, help=help, **declared)
+    return made
+
+
+def entry(default: Any = MISSING, *, default_factory: Any = MISSING, **declared: Any) -> Any:
+    """Declare a field of another file than a configuration, which `cnfgnn settings` does not list."""
+    metadata = {"": Declaration(**declared)}
+    return dataclasses.field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,44 +173,94 @@ class Setting(Declaration):
         if self.kind is bool:
             return isinstance(value, bool)
         if self.kind is str:
-            return isinstance(value, str) and self.form is not None and bool(self.form.fullmatch(value))
+            return self.form is not None and self._is_text(value)
         return isinstance(value, str) and value in self.choices
+
+    def _is_text(self, value: object) -> bool:
+        return isinstance(value, str) and (self.form is None or bool(self.form.fullmatch(value)))
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, in words."""
+        words = self.type_name if self.kind is bool else f"a {self.type_name}"
+        if self.range:
+            words += f" from {self.range}" if " to " in self.range else f", {self.range}"
+        return self.says or words
+
+    def taken(self, value: Any, key: str) -> Any:
+        """What a file has under this key, if it is exactly of the field's type and in its range."""
+        if self.kind == tuple[str, ...]:
+            if not isinstance(value, list) or not all(map(self._is_text, value or [None] * self.not_empty)):
+                raise ConfigError(key, f"it must be {self.expected}")
+            value = tuple(value)
+        if self.parse is not None:
+            try:
+                return self.parse(value)
+            except ConfigError as error:
+                part = error.key if error.key.startswith(".") else ""
+                raise ConfigError(key + part, error.problem) from None
+        if self.several:
+            return value if isinstance(value, self.kind) else read_table(self.kind, value, key)
+        if self.choices or (self.kind is str and not self.says):
+            return dataclasses.replace(self, key=key).read(value)
+        if isinstance(value, tuple):
+            return value
+        if not (self._is_text(value) if self.kind is str else self.accepts(value)):
+            raise ConfigError(key, f"it must be {self.expected}")
+        return self.kind(value)
+
+
+def read_table(kind: Callable[..., T], table: Any, name: str = "", **known: Any) -> T:
+    """An object with the values of a table that people write; ConfigError names the key and what is allowed.
+
+    `known` are the fields that the table cannot have.
+    """
+    fields = {field.key: field for field in fields_of(kind) if field.name not in known}
+    if not isinstance(table, dict):
+        raise ConfigError(name, f"it must be a table, [{name}]", fields)
+    prefix = f"{name}." if name else ""
+    for key in table:
+        if key not in fields:
+            raise ConfigError(f"{prefix}{key}", "unknown key", fields)
+    for key, field in fields.items():
+        if key in table:
+            known[field.name] = field.taken(table[key], f"{prefix}{key}")
+        elif field.default is inspect.Parameter.empty:
+            raise ConfigError(f"{prefix}{key}", "it is missing")
+    return kind(**known)
 
 
 @functools.cache
-def fields_of(kind: Any, prefix: str = "") -> tuple[Setting, ...]:
+def fields_of(kind: Any) -> tuple[Setting, ...]:
     """The fields of a dataclass or a NamedTuple, in their order.
 
     What is declared of a field is in its default, which `setting` makes, or in its type:
     `Annotated[int, Declaration(at_least=1)]`, or the setting whose value it is instead of a declaration.
     """
-    if dataclasses.is_dataclass(kind):
-        declared = {field.name: field.metadata.get("", Declaration()) for field in dataclasses.fields(kind)}
-    else:
-        declared = dict.fromkeys(kind._fields, Declaration())
+    declared: dict[str, Any] = getattr(kind, "__dataclass_fields__", {})
     hints, found = get_type_hints(kind, include_extras=True), []
-    for name, about in declared.items():
-        hint = hints[name]
+    for name, parameter in inspect.signature(kind).parameters.items():
+        hint, about = hints[name], declared[name].metadata.get("") if name in declared else None
         optional = get_origin(hint) is types.UnionType
         if optional:
             hint, _ = get_args(hint)  # X | None
         if get_origin(hint) is Annotated:
             hint, about = get_args(hint)
-        key = prefix + (about.key.rpartition(".")[2] or name)
+        about = about or Declaration()
+        own = {"key": about.key.rpartition(".")[2] or name, "name": name, "kind": hint, "optional": optional}
         several = dataclasses.is_dataclass(hint) or hasattr(hint, "_fields")
-        own = {"key": key, "name": name, "kind": hint, "optional": optional, "several": several}
-        found.append(Setting(**vars(about) | own | {"default": getattr(kind, name, None)}))
+        found.append(Setting(**vars(about) | own | {"several": several, "default": parameter.default}))
     return tuple(found)
 
 
 def settings_of(section: Any, prefix: str = "") -> tuple[Setting, ...]:
     """The settings that a dataclass and the sections within it declare, in the order of their fields."""
     found: list[Setting] = []
-    for field in fields_of(section, prefix):
+    for field in fields_of(section):
         if field.several:
-            found += settings_of(field.kind, f"{field.key}.")
+            found += settings_of(field.kind, f"{prefix}{field.key}.")
         elif field.help:
-            found.append(field)
+            found.append(dataclasses.replace(field, key=prefix + field.key))
     return tuple(found)
 
 

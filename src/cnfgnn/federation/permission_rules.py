@@ -3,16 +3,19 @@
 The process that answers for a site reads this for every message, so that nothing here needs numpy or torch.
 """
 
+# ruff: noqa: RUF009  (`entry` returns a dataclass field)
+
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from typing import Any
 
 from cnfgnn.algorithm.methods import METHODS, method_of
+from cnfgnn.config.declarations import entry
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.site_task import TASKS as TASKS
 
@@ -44,58 +47,14 @@ class Hours:
         return f"{begin} to {end}"
 
 
-@dataclass(frozen=True)
-class PermissionRules:
-    """What a site takes part in; None: everything."""
-
-    tasks: tuple[str, ...] | None = None
-    methods: tuple[str, ...] | None = None  # of trainings
-    runs: tuple[str, ...] | None = None  # patterns of their names, such as northtown-*
-    hours: Hours | None = None
-    most_rounds: int | None = None  # of training, in a day
-    most_bytes: int | None = None  # sent and received, in a day
-    approve: bool = False  # whether a training waits until the owner approves it
-
-
-def permission_rules(table: Any) -> PermissionRules:
-    """The settings under [permissions]; ConfigError names the key."""
-    keys = [field.name for field in fields(PermissionRules)]
-    if not isinstance(table, dict):
-        raise ConfigError("permissions", "it must be a table, [permissions]", keys)
-    for key in table:
-        if key not in keys:
-            raise ConfigError("permissions", f"unknown setting {key!r}", keys)
-    tasks, runs = _texts(table, "tasks", '["train", "forecast"]'), _texts(table, "runs", '["northtown-*"]')
-    for task in tasks or ():
+def _tasks(names: tuple[str, ...]) -> tuple[str, ...]:
+    for task in names:
         if task not in TASKS:
-            raise ConfigError("permissions.tasks", f"there is no task {task!r}", TASKS)
-    if not all(0 < len(pattern) <= LONGEST_PATTERN for pattern in runs or ()):
-        problem = f"a pattern has 1 to {LONGEST_PATTERN} characters, such as northtown-*"
-        raise ConfigError("permissions.runs", problem)
-    if len(runs or ()) > MOST_PATTERNS:
-        raise ConfigError("permissions.runs", f"there may be at most {MOST_PATTERNS} patterns")
-    rounds, approve = table.get("most_rounds"), table.get("approve", False)
-    if rounds is not None and (type(rounds) is not int or not 0 <= rounds <= MOST_ROUNDS):
-        raise ConfigError("permissions.most_rounds", f"it must be a whole number from 0 to {MOST_ROUNDS}")
-    if not isinstance(approve, bool):
-        raise ConfigError("permissions.approve", "it must be true or false")
-    hours, size = _hours(table.get("hours")), _most_bytes(table.get("most_bytes"))
-    return PermissionRules(tasks, _methods(table), runs, hours, rounds, size, approve)
+            raise ConfigError("", f"there is no task {task!r}", TASKS)
+    return tuple(dict.fromkeys(names))
 
 
-def _texts(table: Mapping[str, Any], key: str, example: str) -> tuple[str, ...] | None:
-    value = table.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ConfigError(f"permissions.{key}", f"it must be a list of texts such as {example}")
-    return tuple(dict.fromkeys(value))
-
-
-def _methods(table: Mapping[str, Any]) -> tuple[str, ...] | None:
-    names = _texts(table, "methods", '["cnfgnn-private"]')
-    if names is None:
-        return None
+def _methods(names: tuple[str, ...]) -> tuple[str, ...]:
     found = []
     for name in names:
         with suppress(ConfigError):
@@ -103,30 +62,51 @@ def _methods(table: Mapping[str, Any]) -> tuple[str, ...] | None:
                 found.append(method_of(name).name)
                 continue
         valid = [method.name for method in METHODS.values() if method.federated]
-        raise ConfigError("permissions.methods", f"no federation trains with {name!r}", valid)
+        raise ConfigError("", f"no federation trains with {name!r}", valid)
     return tuple(dict.fromkeys(found))
 
 
-def _hours(text: object) -> Hours | None:
-    if text is None:
-        return None
+def _runs(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(0 < len(pattern) <= LONGEST_PATTERN for pattern in patterns):
+        raise ConfigError("", f"a pattern has 1 to {LONGEST_PATTERN} characters, such as northtown-*")
+    if len(patterns) > MOST_PATTERNS:
+        raise ConfigError("", f"there may be at most {MOST_PATTERNS} patterns")
+    return tuple(dict.fromkeys(patterns))
+
+
+def _hours(text: object) -> Hours:
     found = _HOURS.fullmatch(str(text))
     if found is None:
-        raise ConfigError("permissions.hours", 'it must be from one time to another, such as "20:00-06:00"')
+        raise ConfigError("", 'it must be from one time to another, such as "20:00-06:00"')
     begin = 60 * int(found[1]) + int(found[2])
     end = _DAY if found[3] is None else 60 * int(found[3]) + int(found[4])
     if begin == end:
-        raise ConfigError("permissions.hours", "it ends when it begins: leave it out for all day")
+        raise ConfigError("", "it ends when it begins: leave it out for all day")
     return Hours(begin, end)
 
 
-def _most_bytes(text: object) -> int | None:
-    if text is None:
-        return None
+def _most_bytes(text: object) -> int:
     found = _BYTES.fullmatch(str(text))
     if found is None:
-        raise ConfigError("permissions.most_bytes", 'it must be an amount such as "500 MB" or "2 GiB"')
+        raise ConfigError("", 'it must be an amount such as "500 MB" or "2 GiB"')
     return int(float(found[1]) * _UNITS[found[2]])
+
+
+def _texts(example: str, parse: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Any:
+    return entry(None, says=f"a list of texts such as {example}", parse=parse)
+
+
+@dataclass(frozen=True)
+class PermissionRules:
+    """What a site takes part in; None: everything."""
+
+    tasks: tuple[str, ...] | None = _texts('["train", "forecast"]', _tasks)
+    methods: tuple[str, ...] | None = _texts('["cnfgnn-private"]', _methods)  # of trainings
+    runs: tuple[str, ...] | None = _texts('["northtown-*"]', _runs)  # patterns of their names
+    hours: Hours | None = entry(None, parse=_hours)
+    most_rounds: int | None = entry(None, at_least=0, at_most=MOST_ROUNDS)  # of training, in a day
+    most_bytes: int | None = entry(None, parse=_most_bytes)  # sent and received, in a day
+    approve: bool = False  # whether a training waits until the owner approves it
 
 
 def local_time(now: float, zone: tzinfo | None) -> datetime:

@@ -26,10 +26,10 @@ from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER, open_to_engine
 from cnfgnn.federation.kits.processes import running
 from cnfgnn.federation.kits.renewal import finish_renewal
 from cnfgnn.federation.operator.status import engine_process
-from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.project import REQUIRED, SitePlan
 from cnfgnn.federation.site.copies import changed_since_copied
 from cnfgnn.federation.site.readings import SiteData
-from cnfgnn.federation.site.settings import REQUIRED, private_folder, private_places, read_site, settings_file
+from cnfgnn.federation.site.settings import private_folder, private_places, read_site, settings_file
 from cnfgnn.federation.spans import format_duration, format_time
 from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
 

@@ -17,7 +17,7 @@ from cnfgnn.federation.kits import certificates, engine_files
 from cnfgnn.federation.kits.engine_files import OPERATOR
 from cnfgnn.federation.kits.kit import ISSUED, PROGRAM_FILE, record_program
 from cnfgnn.federation.kits.requests import Request, complete_folder
-from cnfgnn.federation.project import PROJECT_KEYS, Project, SitePlan
+from cnfgnn.federation.project import Project, SitePlan
 
 SCRIPT = """#!/bin/sh
 kit=$(cd "$(dirname "$0")" && pwd) || exit 1
@@ -153,7 +153,7 @@ def _project_text(project: Project) -> str:
         sites[site.name] = {"sensors": site.sensors}
         if site.organisation:
             sites[site.name]["organisation"] = site.organisation
-    values = {key: getattr(project, key) for key in PROJECT_KEYS if key not in ("server", "graph", "sites")}
+    values = {key: getattr(project, key) for key in ("name", "min_sites", "blur", "piece_kib", "keep_tasks")}
     return dump_table({**values, "server": asdict(project.server), "graph": graph, "sites": sites})
 
 

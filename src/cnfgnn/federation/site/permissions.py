@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from cnfgnn.algorithm.methods import ALIASES, METHODS
+from cnfgnn.config.declarations import read_table
 from cnfgnn.config.toml import read_toml
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import CnfgnnError, ConfigError
@@ -28,7 +29,6 @@ from cnfgnn.federation.permission_rules import (
     PermissionRules,
     bytes_as_text,
     local_time,
-    permission_rules,
 )
 from cnfgnn.federation.run_names import OF_LINE, RUN_NAME, is_about, line_of
 from cnfgnn.federation.site.approvals import Approval, approved_file, note_waiting, read_approvals
@@ -143,7 +143,7 @@ class Permissions:
             site, live = content.get("name"), content.get("live")
             zone = live.get("timezone", "") if isinstance(live, dict) else ""
             try:
-                rules = permission_rules(content.get("permissions", {}))
+                rules = read_table(PermissionRules, content.get("permissions", {}), "permissions")
                 return _Settings(rules, _zone(zone), site if isinstance(site, str) else "SITE")
             except ConfigError as error:
                 raise ConfigError(f"{file}: {error.key}", error.problem) from None

@@ -28,6 +28,7 @@ from cnfgnn.federation.kits.process_identity import identity
 from cnfgnn.federation.kits.processes import SUPERVISOR_STATUS as STATUS
 from cnfgnn.federation.kits.processes import trim_console
 from cnfgnn.federation.kits.retention import remove_old_tasks
+from cnfgnn.federation.project import REQUIRED
 from cnfgnn.federation.restarts import Pauses
 from cnfgnn.federation.site.engine_process import (
     SOCKET,
@@ -41,7 +42,7 @@ from cnfgnn.federation.site.engine_process import (
 from cnfgnn.federation.site.losses import note_losses
 from cnfgnn.federation.site.permissions import Permissions, RoundsLeft
 from cnfgnn.federation.site.sent import Account
-from cnfgnn.federation.site.settings import REQUIRED, private_places, read_site
+from cnfgnn.federation.site.settings import private_places, read_site
 from cnfgnn.federation.site.workers import Workers
 from cnfgnn.federation.site_task import SiteTask
 from cnfgnn.files import hold_lock, write_whole
