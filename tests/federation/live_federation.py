@@ -19,8 +19,9 @@ from cnfgnn.federation.server.live.task import GONE, NEVER_THERE
 from cnfgnn.federation.server.task import serve
 from cnfgnn.federation.site.copies import SiteCopies
 from cnfgnn.federation.site.live import predictor as live_predictor
-from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms
+from cnfgnn.federation.site.live.nodes import LiveSiteNodes
 from cnfgnn.federation.site.settings import read_site
+from cnfgnn.federation.site_task import LiveTerms
 from cnfgnn.federation.task import Task
 from cnfgnn.live.options import LIVE as LIVE_FOLDER
 from cnfgnn.live.start import ServiceProcess

@@ -15,9 +15,10 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.files.export import write_folder
 from cnfgnn.data.files.folder import load_readings
 from cnfgnn.federation.site import nodes as site_nodes
-from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms
+from cnfgnn.federation.site.live.nodes import LiveSiteNodes
 from cnfgnn.federation.site.readings import columns_of
 from cnfgnn.federation.site.settings import read_site
+from cnfgnn.federation.site_task import LiveTerms
 from cnfgnn.privacy.copies import CopyStore
 from tests.conftest import network, small
 from tests.federation.live_federation import LIVE, LiveFederation, qualities, row_of

@@ -11,9 +11,10 @@ import pytest
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.coverage_sums import ToldCoverage, coverage_told
 from cnfgnn.federation.project import SiteLive
-from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms, settings_of
+from cnfgnn.federation.site.live.nodes import LiveSiteNodes, settings_of
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.site.status import read_site_status
+from cnfgnn.federation.site_task import LiveTerms
 from cnfgnn.live.forecasting.watch import Numbers, Report
 from cnfgnn.live.web.pages import Door
 from tests.waiting import wait_for

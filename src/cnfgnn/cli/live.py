@@ -267,8 +267,7 @@ def replay(
     from cnfgnn.live.intake.replay import replay as play
     from cnfgnn.live.web.token_file import read_token
 
-    if not 0 < speed <= 100_000:
-        raise ConfigError("--speed", f"must be above 0 and at most 100000, not {speed:g}")
+    LiveSettings(clock=FEED, speed=speed).check()
     d = Config().with_changes(reading_changes(changes, (*READING_KEYS, "data.target", "data.inputs"))).data
     readings = load_readings(data, ReadingOptions(d.dates, d.decimal, d.timezone, d.target, d.inputs))
     if covariates := InputNames.of(readings.others).covariates:

@@ -16,7 +16,7 @@ import re
 import types
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from cnfgnn.errors import ConfigError
 
@@ -25,6 +25,7 @@ LIMITS = {
     "at_least": ("at least", operator.ge),
     "above": ("greater than", operator.gt),
     "at_most": ("at most", operator.le),
+    "below": ("below", operator.lt),
 }
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ class Declaration:
     at_least       the smallest valid value; for a list, of each item
     above          all valid values are greater than this one
     at_most        the largest valid value; for a list, of each item
+    below          all valid values are less than this one
     not_empty      an empty list is refused
     form           what a text must match
     says           the valid values in words, if type and range do not say it all
@@ -50,6 +52,7 @@ class Declaration:
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
+    below: float | None = None
     not_empty: bool = False
     form: re.Pattern[str] | None = None
     says: str = ""
@@ -241,7 +244,7 @@ def fields_of(kind: Any) -> tuple[Setting, ...]:
     hints, found = get_type_hints(kind, include_extras=True), []
     for name, parameter in inspect.signature(kind).parameters.items():
         hint, about = hints[name], declared[name].metadata.get("") if name in declared else None
-        optional = get_origin(hint) is types.UnionType
+        optional = get_origin(hint) in (types.UnionType, Union)
         if optional:
             hint, _ = get_args(hint)  # X | None
         if get_origin(hint) is Annotated:

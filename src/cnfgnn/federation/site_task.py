@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any
+
+from cnfgnn.config.declarations import Declaration, fields_of
+from cnfgnn.live.options import Deadline, Speed
 
 LIVE = "live"
 TASKS = ("train", "evaluate", "forecast", LIVE, "retrain")
-ID = re.compile(r"[0-9a-f-]{36}")
-NAME = re.compile(r"[A-Za-z0-9._-]{0,100}")
-MOST_ROUNDS = 1 << 31
+Name = Annotated[str, Declaration(form=re.compile(r"[A-Za-z0-9._-]{0,100}"))]
 MOST_NAMES = 1000
 
 
@@ -34,11 +35,11 @@ class SiteTask:
     states  of a retraining: which states of models that were trained like that are kept
     """
 
-    id: str
-    do: str
-    run: str = ""
-    method: str = ""
-    rounds: int = 0
+    id: Annotated[str, Declaration(form=re.compile(r"[0-9a-f-]{36}"))]
+    do: Annotated[str, Declaration(form=re.compile("|".join(TASKS)))]
+    run: Name = ""
+    method: Name = ""
+    rounds: Annotated[int, Declaration(at_most=1 << 31)] = 0
     live: Mapping[str, Any] = field(default_factory=dict)
     states: Mapping[str, Any] = field(default_factory=dict)
 
@@ -49,22 +50,35 @@ class SiteTask:
         Raises:
             ValueError: It is not what our tasks say.
         """
-        id_, do, rounds = fields.get("id"), fields.get("do"), fields.get("rounds", 0)
-        texts = [fields.get("run", ""), fields.get("method", "")]
-        tables = [fields.get("live", {}), fields.get("states", {})]
-        valid = (
-            isinstance(id_, str)
-            and ID.fullmatch(id_)
-            and do in TASKS
-            and type(rounds) is int
-            and 0 <= rounds <= MOST_ROUNDS
-            and all(isinstance(text, str) and NAME.fullmatch(text) for text in texts)
-            and all(isinstance(table, dict) and all(map(_is_flat, table.values())) for table in tables)
-        )
-        if not valid:
+        tables = {name: fields.get(name, {}) for name in ("live", "states")}
+        simple = [declared for declared in fields_of(SiteTask) if declared.name not in tables]
+        told = {declared.name: fields.get(declared.name, declared.default) for declared in simple}
+        flat = [isinstance(table, dict) and all(map(_is_flat, table.values())) for table in tables.values()]
+        if not all(flat) or not all(declared.accepts(told[declared.name]) for declared in simple):
             raise ValueError("it is not the description of a task")
-        run, method = map(str, texts)
-        return cls(str(id_), str(do), run, method, rounds, *map(dict, tables))
+        return cls(**told, **tables)
 
     def fields(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class LiveTerms:
+    """What the server's operator chooses for all sites; it travels with the task.
+
+    deadline  seconds after a step at which its forecast is made, whoever is missing; None: a fifth of a step
+    feed      whether the readings are recordings; a site takes part if its own settings say the same
+    speed     of the recordings
+    """
+
+    deadline: Deadline | None = None
+    feed: bool = False
+    speed: Speed = 1.0
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> LiveTerms:
+        """As they came with the task; invalid values are ignored."""
+        terms = cls(
+            **{one.name: told[one.name] for one in fields_of(LiveTerms) if one.accepts(told.get(one.name))}
+        )
+        return terms if terms.feed else replace(terms, speed=1.0)

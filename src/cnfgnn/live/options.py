@@ -6,17 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from cnfgnn.config.declarations import Declaration, entry, fields_of
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import ConfigError
 
 SYSTEM, FEED = CLOCKS = ("system", "feed")
 PORT = 8707
+FREE_PORT = "a whole number from 0 to 65535; 0 chooses a free port"
 MOST_BYTES = 4 << 20  # of one upload or message
 LIVE = "live"  # the folder of a service, in that of its run or in the kit of its site
 LATEST = "latest.csv"  # the last forecast, in that folder
 MQTT_PASSWORD = "CNFGNN_MQTT_PASSWORD"  # an environment variable
+Deadline = Annotated[float, Declaration(at_least=0, below=86_400, says="from 0 to a day in seconds")]
+Speed = Annotated[float, Declaration(above=0, at_most=100_000, says="above 0 and at most 100000")]
 
 
 @dataclass(frozen=True)
@@ -24,14 +28,15 @@ class ServiceOptions:
     """Where a service listens, what it reads from, and which clock it follows."""
 
     host: str = "127.0.0.1"
-    port: int = PORT  # 0: any free one
+    port: int = entry(PORT, at_least=0, at_most=65535, says=FREE_PORT)
     token_file: str = ""  # of requests; empty: `token` in the service's folder, made at the first start
     mqtt: str = ""  # a broker: mqtt://[user@]host[:port], mqtts:// with TLS
     mqtt_readings: str = ""  # the topic that readings are read from
     mqtt_forecasts: str = ""  # what the topics of forecasts begin with
     clock: str = SYSTEM  # the machine's, or "feed": the readings are a recording, whose times set it
     timezone: str = ""  # of the clock, if the times of the readings have none
-    poll: float = 1.0  # seconds between looks at the folder of the readings
+    # seconds between looks at the folder of the readings
+    poll: float = entry(1.0, at_least=0.05, at_most=3600, says="from 0.05 to 3600 seconds")
 
     @property
     def feed(self) -> bool:
@@ -43,10 +48,6 @@ class ServiceOptions:
 
     def check_options(self, key: Callable[[str], str]) -> None:
         """Refuse invalid options; `key` is what an option is called where it is set."""
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(key("port"), "it must be from 0 to 65535; 0 chooses a free port")
-        if not 0.05 <= self.poll <= 3600:
-            raise ConfigError(key("poll"), "it must be from 0.05 to 3600 seconds")
         if self.clock not in CLOCKS:
             raise ConfigError(key("clock"), f"there is no clock {self.clock!r}", CLOCKS)
         if not self.mqtt and (self.mqtt_readings or self.mqtt_forecasts):
@@ -78,24 +79,26 @@ class LiveSettings(ServiceOptions):
     data: Path | None = None
     state: Path | None = None
     latest: Path | None = None
-    deadline: float | None = None
-    speed: float = 1.0
+    deadline: Deadline | None = None
+    speed: Speed = 1.0
     client: str = "cnfgnn-live"
     most_bytes: int = MOST_BYTES
     changes: Mapping[str, Any] = field(default_factory=dict)
     retrain: float | None = None
     retrain_threads: int = 1
     retrain_nice: int = 10
-    hold_out: float = 3.0
+    hold_out: float = entry(3.0, above=0, at_most=365, says="above 0 and at most 365 days")
 
     def check(self) -> None:
         """Refuse invalid settings."""
-        self.check_options(lambda name: f"--{name.replace('_', '-')}")
-        if self.deadline is not None and not 0 <= self.deadline < 86_400:
-            raise ConfigError("--deadline", f"must be from 0 to a day in seconds, not {self.deadline:g}")
-        if not 0 < self.speed <= 100_000:
-            raise ConfigError("--speed", f"must be above 0 and at most 100000, not {self.speed:g}")
-        if not 0 < self.hold_out <= 365:
-            raise ConfigError("--hold-out", f"must be above 0 and at most 365 days, not {self.hold_out:g}")
+        for option in fields_of(LiveSettings):
+            value = getattr(self, option.name)
+            if option.says and value is not None and not option.accepts(value):
+                raise ConfigError(_option(option.name), f"must be {option.says}, not {value:g}")
+        self.check_options(_option)
         if self.speed != 1 and not self.feed:
             raise ConfigError("--speed", "is for a recording: use it with --clock feed")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

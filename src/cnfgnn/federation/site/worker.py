@@ -28,7 +28,7 @@ from cnfgnn.federation.site.nodes import SiteNodes
 from cnfgnn.federation.site.old_states import remove_old_states
 from cnfgnn.federation.site.task_verbs import verbs_allowed
 from cnfgnn.federation.site.workers import ANSWER, LOADED, parts_of
-from cnfgnn.federation.site_task import SiteTask
+from cnfgnn.federation.site_task import LiveTerms, SiteTask
 from cnfgnn.files import hold_lock, make_folder
 from cnfgnn.live.options import LIVE
 from cnfgnn.privacy.copies import write_private
@@ -80,7 +80,7 @@ def serve(kit: Path, task: SiteTask, connection: Connection) -> None:
 
 def _serve_live(kit: Path, task: SiteTask, connection: Connection, ended: threading.Event) -> None:
     """Serve until the operator ends the task: without a supervisor or a server the forecasts go on."""
-    from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms
+    from cnfgnn.federation.site.live.nodes import LiveSiteNodes
 
     folder = kit / LIVE
     lock = hold_lock(folder / "service.lock", folder, "the live service of process")

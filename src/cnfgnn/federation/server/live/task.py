@@ -22,6 +22,7 @@ from cnfgnn.federation.coverage_sums import coverage_told
 from cnfgnn.federation.server.live.models import FederatedModels
 from cnfgnn.federation.server.live.newcomers import Newcomers
 from cnfgnn.federation.server.task_context import TaskContext, strategy_of
+from cnfgnn.federation.site_task import LiveTerms
 from cnfgnn.federation.spans import FURTHEST_ZONE, Span, format_time
 from cnfgnn.live.forecasting.schedule import SHARE_OF_STEP
 from cnfgnn.transports.remote.header import Malformed
@@ -163,12 +164,9 @@ class LiveLoop:
         self.nodes = self.strategy.everyone
         assert isinstance(self.nodes.transport, LiveTransport)
         self.transport = self.nodes.transport
-        live = context.task.live
-        deadline = live.get("deadline")
-        deadline = SHARE_OF_STEP * span.step if deadline is None else float(deadline)
-        self.feed = live.get("feed") is True
-        self.speed = float(live.get("speed", 1.0)) if self.feed else 1.0
-        self.patience = deadline / self.speed + SLACK
+        self.terms = LiveTerms.of(context.task.live)
+        deadline = SHARE_OF_STEP * span.step if self.terms.deadline is None else self.terms.deadline
+        self.patience = deadline / self.terms.speed + SLACK
         self.newcomers = Newcomers(context, experiment, self.transport)
         self.made, self.count, self.problem = 0, 0, ""
         self.made_at: float | None = None  # when that was
@@ -296,7 +294,7 @@ class LiveLoop:
             return False
         latest = time.time() + self.span.step + (0 if self.span.utc else FURTHEST_ZONE)
         enough = step - self.span.first >= self.experiment.windows.history * self.span.step
-        return enough and (self.feed or step <= latest)
+        return enough and (self.terms.feed or step <= latest)
 
     # ---- what the operator sees ---------------------------------------------------------------------
 
@@ -317,7 +315,7 @@ class LiveLoop:
             }
         live = {
             "model": self.model,
-            "every": self.span.step / self.speed,
+            "every": self.span.step / self.terms.speed,
             "step": format_time(self.made) if self.made else None,
             "steps": self.count,
             "made": self.made_at,

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from cnfgnn.federation.site.owner import SiteClients, SiteOwner
 from cnfgnn.federation.site.readings import SiteData
 from cnfgnn.federation.site.run_readings import RunReadings
 from cnfgnn.federation.site.settings import read_site, settings_file
+from cnfgnn.federation.site_task import LiveTerms
 from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder
 from cnfgnn.forecasters.intervals import Intervals
@@ -62,30 +63,6 @@ SETTINGS_EVERY = 1.0  # seconds between looks at the settings, for new sensors
 TRIES_FOR = 60.0  # seconds in which the process of an earlier task may still hold the port
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class LiveTerms:
-    """What the server's operator chooses for all sites; it travels with the task.
-
-    deadline  seconds after a step at which its forecast is made, whoever is missing; None: a fifth of a step
-    feed      whether the readings are recordings; a site takes part if its own settings say the same
-    speed     of the recordings
-    """
-
-    deadline: float | None = None
-    feed: bool = False
-    speed: float = 1.0
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> LiveTerms:
-        """As they came with the task; invalid values are ignored."""
-        deadline, speed, feed = fields.get("deadline"), fields.get("speed"), fields.get("feed") is True
-        if not isinstance(deadline, int | float) or not 0 <= deadline < 86_400:
-            deadline = None
-        if not feed or not isinstance(speed, int | float) or not 0 < speed <= 100_000:
-            speed = 1.0
-        return cls(None if deadline is None else float(deadline), feed, float(speed))
 
 
 class LiveClients(SiteClients):
