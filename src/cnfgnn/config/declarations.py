@@ -15,7 +15,7 @@ import operator
 import re
 import types
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from cnfgnn.errors import ConfigError
@@ -64,14 +64,7 @@ class Declaration:
 
 def setting(default: T, help: str, **declared: Any) -> T:
     """Declare a field of a frozen dataclass: `rounds: int = setting(50, "...", at_least=1)`."""
-    made: T = entry(default, help=help, **declared)
-    return made
-
-
-def entry(default: Any = MISSING, *, default_factory: Any = MISSING, **declared: Any) -> Any:
-    """Declare a field of another file than a configuration, which `cnfgnn settings` does not list."""
-    metadata = {"": Declaration(**declared)}
-    return dataclasses.field(default=default, default_factory=default_factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"": Declaration(help=help, **declared)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +186,7 @@ class Setting(Declaration):
     def taken(self, value: Any, key: str) -> Any:
         """What a file has under this key, if it is exactly of the field's type and in its range."""
         if self.kind == tuple[str, ...]:
-            if not isinstance(value, list) or not all(map(self._is_text, value or [None] * self.not_empty)):
+            if not isinstance(value, list) or not all(map(self._is_text, value)):
                 raise ConfigError(key, f"it must be {self.expected}")
             value = tuple(value)
         if self.parse is not None:

@@ -3,19 +3,16 @@
 The process that answers for a site reads this for every message, so that nothing here needs numpy or torch.
 """
 
-# ruff: noqa: RUF009  (`entry` returns a dataclass field)
-
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
-from typing import Any
+from typing import Annotated
 
 from cnfgnn.algorithm.methods import METHODS, method_of
-from cnfgnn.config.declarations import entry
+from cnfgnn.config.declarations import Declaration
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.site_task import TASKS as TASKS
 
@@ -92,20 +89,22 @@ def _most_bytes(text: object) -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
-def _texts(example: str, parse: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Any:
-    return entry(None, says=f"a list of texts such as {example}", parse=parse)
+TEXTS = "a list of texts such as "
+Tasks = Annotated[tuple[str, ...], Declaration(says=f'{TEXTS}["train", "forecast"]', parse=_tasks)]
+Methods = Annotated[tuple[str, ...], Declaration(says=f'{TEXTS}["cnfgnn-private"]', parse=_methods)]
+Runs = Annotated[tuple[str, ...], Declaration(says=f'{TEXTS}["northtown-*"]', parse=_runs)]
 
 
 @dataclass(frozen=True)
 class PermissionRules:
     """What a site takes part in; None: everything."""
 
-    tasks: tuple[str, ...] | None = _texts('["train", "forecast"]', _tasks)
-    methods: tuple[str, ...] | None = _texts('["cnfgnn-private"]', _methods)  # of trainings
-    runs: tuple[str, ...] | None = _texts('["northtown-*"]', _runs)  # patterns of their names
-    hours: Hours | None = entry(None, parse=_hours)
-    most_rounds: int | None = entry(None, at_least=0, at_most=MOST_ROUNDS)  # of training, in a day
-    most_bytes: int | None = entry(None, parse=_most_bytes)  # sent and received, in a day
+    tasks: Tasks | None = None
+    methods: Methods | None = None  # of trainings
+    runs: Runs | None = None  # patterns of their names, such as northtown-*
+    hours: Annotated[Hours, Declaration(parse=_hours)] | None = None
+    most_rounds: Annotated[int, Declaration(at_least=0, at_most=MOST_ROUNDS)] | None = None  # in a day
+    most_bytes: Annotated[int, Declaration(parse=_most_bytes)] | None = None  # sent and received, in a day
     approve: bool = False  # whether a training waits until the owner approves it
 
 

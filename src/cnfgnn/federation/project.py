@@ -1,7 +1,5 @@
 """The project file (PROJECT.toml): the sites of a federation, the sensors each one owns, and the server."""
 
-# ruff: noqa: RUF009  (`entry` returns a dataclass field)
-
 from __future__ import annotations
 
 import math
@@ -11,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from cnfgnn.config.declarations import Declaration, entry, read_table
+from cnfgnn.config.declarations import Declaration, read_table
 from cnfgnn.config.settings import SETTINGS, DataConfig, Outliers
 from cnfgnn.config.toml import read_toml
 from cnfgnn.data.files.adjacency import read_edges, read_positions
@@ -33,7 +31,6 @@ HOST = re.compile(rf"({LABEL}\.)*{LABEL}")
 RESERVED = ("server", "admin", "authority")  # folders of these names belong to other parties
 
 SOME = re.compile(r".*\S.*", re.DOTALL)
-SENSORS = 'a list of sensor ids such as ["s01", "s02"]'
 KEEP_TASKS, MOST_TASKS = 20, 100_000  # how many finished tasks keep their logs and settings: default, limit
 CLEANING_KEYS = ("missing_value", "outliers")  # settings under [data] of a run that each site makes itself
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) *(MiB|GiB)")
@@ -70,20 +67,16 @@ def _path(text: object) -> Path:
     return Path(text)
 
 
-def _port(default: int) -> Any:
-    return entry(default, at_least=1, at_most=65535)
-
-
-def _organisation(default: str) -> Any:
-    return entry(default, form=ORGANISATION, says="a text of up to 64 letters, digits and _ only")
-
-
-def _kept_tasks() -> Any:
-    return entry(KEEP_TASKS, at_least=1, at_most=MOST_TASKS)
-
-
-def _blur() -> Any:
-    return entry(0.0, parse=_amount_of_blur)
+Port = Annotated[int, Declaration(at_least=1, at_most=65535)]
+Organisation = Annotated[str, Declaration(form=ORGANISATION, says="up to 64 letters, digits and _ only")]
+Sensors = Annotated[tuple[str, ...], Declaration(form=SOME, says='a list of ids such as ["s01", "s02"]')]
+Tasks = Annotated[int, Declaration(at_least=1, at_most=MOST_TASKS)]
+Blur = Annotated[float, Declaration(parse=_amount_of_blur)]
+Memory = Annotated[int, Declaration(parse=_memory)]
+InputBlurs = Annotated[Mapping[str, float], Declaration(key="inputs", parse=_input_blurs)]
+MissingValues = Annotated[tuple[float, ...], Declaration(parse=SETTINGS["data.missing_value"].read)]
+Folder = Annotated[str, Declaration(form=SOME, says="the path of a folder")]
+File = Annotated[Path, Declaration(parse=_path)]
 
 
 @dataclass(frozen=True)
@@ -91,9 +84,9 @@ class ServerAddress:
     """Where sites reach the server. The admin port accepts commands from the server's own machine only."""
 
     host: Annotated[str, Declaration(form=HOST, says="a host name or an IPv4 address")]
-    port: int = _port(8002)
-    admin_port: int = _port(8003)
-    organisation: str = _organisation("server")
+    port: Port = 8002
+    admin_port: Port = 8003
+    organisation: Organisation = "server"
 
 
 @dataclass(frozen=True)
@@ -123,9 +116,9 @@ class SiteEngine:
 class SiteInProject:
     """A table [sites.NAME] of the project."""
 
-    sensors: Annotated[tuple[str, ...], Declaration(form=SOME, not_empty=True, says=SENSORS)]
-    readings: str | None = entry(None, form=SOME, says="the path of a file or folder")
-    organisation: str = _organisation("")
+    sensors: Sensors
+    readings: Annotated[str, Declaration(form=SOME, says="the path of a file or folder")] | None = None
+    organisation: Organisation = ""
 
 
 @dataclass(frozen=True)
@@ -137,20 +130,18 @@ class SitePlan:
     """
 
     name: str
-    sensors: Annotated[tuple[str, ...], Declaration(says=SENSORS)]
-    readings: str | None = entry(None, says="the path of a file or folder")
+    sensors: Sensors
+    readings: Annotated[str, Declaration(says="the path of a file or folder")] | None = None
     organisation: str = ""
     device: str = "auto"  # where its nodes compute
-    memory: int = entry(0, parse=_memory)  # bytes for hidden states and embeddings; 0: half of the device's
-    keep_tasks: int = _kept_tasks()  # how many finished tasks keep their logs
-    least_blur: float = _blur()  # what the project asks of every site
-    blur: float = _blur()  # of the copy that everything sent is computed from, in the readings' unit; 0: none
-    input_blurs: Mapping[str, float] = entry(  # of further inputs; 0: declared public
-        default_factory=dict, key="inputs", parse=_input_blurs
-    )
-    private: str | None = entry(None, form=SOME, says="the path of a folder")  # None: beside the readings
+    memory: Memory = 0  # bytes for hidden states and embeddings; 0: half of the device's
+    keep_tasks: Tasks = KEEP_TASKS  # how many finished tasks keep their logs
+    least_blur: Blur = 0.0  # what the project asks of every site
+    blur: Blur = 0.0  # of the copy that everything sent is computed from, in the readings' unit; 0: none
+    input_blurs: InputBlurs = field(default_factory=dict)  # of further inputs; 0: declared public
+    private: Folder | None = None  # of the key and the copies; None: beside the readings
     tell_errors: bool = False  # whether the server gets the sums of true errors
-    missing_value: tuple[float, ...] = entry((), parse=SETTINGS["data.missing_value"].read)
+    missing_value: MissingValues = ()  # numbers that stand for a missing reading
     outliers: Outliers = "missing"
     reading: ReadingOptions = field(default_factory=ReadingOptions)  # how to parse its files
     live: SiteLive = field(default_factory=SiteLive)  # where it serves live forecasts
@@ -168,8 +159,8 @@ class SitePlan:
 class GraphFiles:
     """The files with the sensors' positions and, optionally, their connections."""
 
-    sensors: Annotated[Path, Declaration(parse=_path)]
-    edges: Path | None = entry(None, parse=_path)
+    sensors: File
+    edges: File | None = None
 
 
 @dataclass(frozen=True)
@@ -180,10 +171,11 @@ class Project:
     server: ServerAddress
     sites: tuple[SitePlan, ...]
     graph: GraphFiles
-    min_sites: int = entry(1, at_least=1)
-    piece_kib: int = entry(PIECE >> 10, at_least=16, at_most=LARGEST_PIECE >> 10)  # larger payloads are split
-    keep_tasks: int = _kept_tasks()  # how many finished tasks keep their logs at the server
-    blur: float = _blur()  # the least blur of every site, in the readings' unit
+    min_sites: Annotated[int, Declaration(at_least=1)] = 1
+    # larger payloads are split into messages of this size
+    piece_kib: Annotated[int, Declaration(at_least=16, at_most=LARGEST_PIECE >> 10)] = PIECE >> 10
+    keep_tasks: Tasks = KEEP_TASKS  # how many finished tasks keep their logs at the server
+    blur: Blur = 0.0  # the least blur of every site, in the readings' unit
 
     @property
     def sensors(self) -> tuple[str, ...]:
@@ -244,6 +236,8 @@ def _sites(tables: Any) -> Iterator[SitePlan]:
             problem = "two sites have names that differ only in upper and lower case: rename one"
         else:
             own = read_table(SiteInProject, table, f"sites.{name}")
+            if not own.sensors:
+                raise ConfigError(f"sites.{name}.sensors", "there is none: list its sensors")
             yield SitePlan(name, own.sensors, own.readings, own.organisation or name.replace("-", "_"))
             continue
         raise ConfigError(f"sites.{name}", problem)

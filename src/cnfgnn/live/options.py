@@ -8,17 +8,20 @@ from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import Annotated, Any
 
-from cnfgnn.config.declarations import Declaration, entry, fields_of
+from cnfgnn.config.declarations import Declaration, fields_of
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import ConfigError
 
 SYSTEM, FEED = CLOCKS = ("system", "feed")
 PORT = 8707
-FREE_PORT = "a whole number from 0 to 65535; 0 chooses a free port"
 MOST_BYTES = 4 << 20  # of one upload or message
 LIVE = "live"  # the folder of a service, in that of its run or in the kit of its site
 LATEST = "latest.csv"  # the last forecast, in that folder
 MQTT_PASSWORD = "CNFGNN_MQTT_PASSWORD"  # an environment variable
+FREE = "a whole number from 0 to 65535; 0 chooses a free port"
+Port = Annotated[int, Declaration(at_least=0, at_most=65535, says=FREE)]
+Poll = Annotated[float, Declaration(at_least=0.05, at_most=3600, says="from 0.05 to 3600 seconds")]
+HoldOut = Annotated[float, Declaration(above=0, at_most=365, says="above 0 and at most 365 days")]
 Deadline = Annotated[float, Declaration(at_least=0, below=86_400, says="from 0 to a day in seconds")]
 Speed = Annotated[float, Declaration(above=0, at_most=100_000, says="above 0 and at most 100000")]
 
@@ -28,15 +31,14 @@ class ServiceOptions:
     """Where a service listens, what it reads from, and which clock it follows."""
 
     host: str = "127.0.0.1"
-    port: int = entry(PORT, at_least=0, at_most=65535, says=FREE_PORT)
+    port: Port = PORT  # 0: any free one
     token_file: str = ""  # of requests; empty: `token` in the service's folder, made at the first start
     mqtt: str = ""  # a broker: mqtt://[user@]host[:port], mqtts:// with TLS
     mqtt_readings: str = ""  # the topic that readings are read from
     mqtt_forecasts: str = ""  # what the topics of forecasts begin with
     clock: str = SYSTEM  # the machine's, or "feed": the readings are a recording, whose times set it
     timezone: str = ""  # of the clock, if the times of the readings have none
-    # seconds between looks at the folder of the readings
-    poll: float = entry(1.0, at_least=0.05, at_most=3600, says="from 0.05 to 3600 seconds")
+    poll: Poll = 1.0  # seconds between looks at the folder of the readings
 
     @property
     def feed(self) -> bool:
@@ -87,7 +89,7 @@ class LiveSettings(ServiceOptions):
     retrain: float | None = None
     retrain_threads: int = 1
     retrain_nice: int = 10
-    hold_out: float = entry(3.0, above=0, at_most=365, says="above 0 and at most 365 days")
+    hold_out: HoldOut = 3.0
 
     def check(self) -> None:
         """Refuse invalid settings."""
