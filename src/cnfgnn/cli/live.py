@@ -21,7 +21,7 @@ from cnfgnn.cli import progress
 from cnfgnn.cli.settings import READING_KEYS, ReadingOption, reading_changes
 from cnfgnn.errors import ConfigError
 from cnfgnn.files import check_can_be_written
-from cnfgnn.live.options import FEED, LATEST, LIVE, MQTT_PASSWORD, PORT, SYSTEM, LiveSettings
+from cnfgnn.live.options import FEED, LATEST, LIVE, LIVE_OPTIONS, PORT, LiveSettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,51 +55,24 @@ live_app = typer.Typer(
     help="Serve a run: forecasts the moment readings arrive. `cnfgnn live RUN` is short for `live run RUN`.",
 )
 
-DeadlineOption = Annotated[
-    float | None,
-    typer.Option(help="Seconds after a step at which its forecast is made; default a fifth of the step."),
-]
-ClockOption = Annotated[
-    str, typer.Option(help="system: the machine's clock; feed: the times of a recording set the clock.")
-]
-TimezoneOption = Annotated[
-    str, typer.Option(help="The zone of the clock, if the run's times have none; like Europe/Paris.")
-]
-HostOption = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines ask.")]
-PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")]
-TokenOption = Annotated[
-    str,
-    typer.Option("--token-file", help="A file with the token of requests; default STATE/token."),
-]
-MqttOption = Annotated[
-    str,
-    typer.Option(
-        help=f"A broker: mqtt://host or mqtt://user@host:port, TLS: mqtts://; password in {MQTT_PASSWORD}."
-    ),
-]
+
+def _option(name: str, **more: Any) -> Any:
+    """A setting of the service as an option."""
+    declared = LIVE_OPTIONS[name]
+    if declared.kind is int:
+        more |= {"min": declared.at_least, "max": declared.at_most}
+    return typer.Option(help=declared.help, **more)
 
 
 RunArgument = Annotated[Path, typer.Argument(help="A run folder.")]
-DataOption = Annotated[
-    Path | None,
-    typer.Option(help="The folder or file of readings, which may grow; without it, that of the run."),
-]
-StateOption = Annotated[Path | None, typer.Option(help="Folder of the service's database; default RUN/live.")]
-LatestOption = Annotated[
-    Path | None, typer.Option(help="The file with the last forecast; default latest.csv in that folder.")
-]
-RetrainOption = Annotated[
-    str, typer.Option(help="How often to train beside the service: hourly, daily, weekly, or as in 6h, 2d.")
-]
-RetrainThreadsOption = Annotated[
-    int, typer.Option(min=1, max=1024, help="With --retrain: threads that it may compute with.")
-]
-RetrainNiceOption = Annotated[
-    int, typer.Option(min=0, max=19, help="With --retrain: how much lower its priority is, as in nice(1).")
-]
-HoldOutOption = Annotated[
-    float, typer.Option(help="Days at the end that a training beside the service is judged by.")
-]
+DataOption = Annotated[Path | None, _option("data")]
+StateOption = Annotated[Path | None, _option("state")]
+DeadlineOption = Annotated[float | None, _option("deadline")]
+ClockOption = Annotated[str, _option("clock")]
+TimezoneOption = Annotated[str, _option("timezone")]
+PortOption = Annotated[int, _option("port")]
+MqttOption = Annotated[str, _option("mqtt")]
+HoldOutOption = Annotated[float, _option("hold_out")]
 
 
 @live_app.command()
@@ -108,22 +81,22 @@ def run(
     data: DataOption = None,
     changes: ReadingOption = None,
     state: StateOption = None,
-    latest: LatestOption = None,
+    latest: Annotated[Path | None, _option("latest")] = None,
     deadline: DeadlineOption = None,
-    clock: ClockOption = SYSTEM,
-    speed: Annotated[float, typer.Option(help="With --clock feed: how fast time passes.")] = 1.0,
-    timezone: TimezoneOption = "",
-    host: HostOption = "127.0.0.1",
-    port: PortOption = PORT,
-    token_file: TokenOption = "",
-    mqtt: MqttOption = "",
-    mqtt_readings: Annotated[str, typer.Option(help="The topic that readings are read from.")] = "",
-    mqtt_forecasts: Annotated[str, typer.Option(help="What the topics of forecasts begin with.")] = "",
-    poll: Annotated[float, typer.Option(min=0.05, help="Seconds between looks at the folder.")] = 1.0,
-    retrain: RetrainOption = "",
-    retrain_threads: RetrainThreadsOption = 1,
-    retrain_nice: RetrainNiceOption = 10,
-    hold_out: HoldOutOption = 3.0,
+    clock: ClockOption = LiveSettings.clock,
+    speed: Annotated[float, _option("speed")] = LiveSettings.speed,
+    timezone: TimezoneOption = LiveSettings.timezone,
+    host: Annotated[str, _option("host")] = LiveSettings.host,
+    port: PortOption = LiveSettings.port,
+    token_file: Annotated[str, _option("token_file")] = LiveSettings.token_file,
+    mqtt: MqttOption = LiveSettings.mqtt,
+    mqtt_readings: Annotated[str, _option("mqtt_readings")] = LiveSettings.mqtt_readings,
+    mqtt_forecasts: Annotated[str, _option("mqtt_forecasts")] = LiveSettings.mqtt_forecasts,
+    poll: Annotated[float, _option("poll", min=0.05)] = LiveSettings.poll,
+    retrain: Annotated[str, _option("retrain")] = "",
+    retrain_threads: Annotated[int, _option("retrain_threads")] = LiveSettings.retrain_threads,
+    retrain_nice: Annotated[int, _option("retrain_nice")] = LiveSettings.retrain_nice,
+    hold_out: HoldOutOption = LiveSettings.hold_out,
 ) -> None:
     """Serve forecasts the moment readings arrive.
 
@@ -153,9 +126,9 @@ def retrain_once(
     data: DataOption = None,
     changes: ReadingOption = None,
     state: StateOption = None,
-    clock: ClockOption = SYSTEM,
-    timezone: TimezoneOption = "",
-    hold_out: HoldOutOption = 3.0,
+    clock: ClockOption = LiveSettings.clock,
+    timezone: TimezoneOption = LiveSettings.timezone,
+    hold_out: HoldOutOption = LiveSettings.hold_out,
 ) -> None:
     """Train once on the readings of the service, and go live if the new model is better.
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 from cnfgnn.config.declarations import Declaration, fields_of
-from cnfgnn.live.options import Deadline, Speed
+from cnfgnn.live.options import LIVE_OPTIONS
 
 LIVE = "live"
 TASKS = ("train", "evaluate", "forecast", LIVE, "retrain")
@@ -71,9 +71,9 @@ class LiveTerms:
     speed     of the recordings
     """
 
-    deadline: Deadline | None = None
+    deadline: Annotated[float, LIVE_OPTIONS["deadline"]] | None = None
     feed: bool = False
-    speed: Speed = 1.0
+    speed: Annotated[float, LIVE_OPTIONS["speed"]] = 1.0
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> LiveTerms:
