@@ -194,6 +194,7 @@ def test_each_site_blurs_its_inputs_in_their_own_units(tmp_path: Path) -> None:
     [
         ("[inputs]\nflow = true\n", "inputs.flow: must be the noise in its own unit"),
         ("[inputs]\nflow = 0\n", "inputs.flow: must be the noise in its own unit"),
+        (f"[inputs]\nflow = {10**400}\n", "inputs.flow: must be the noise in its own unit"),
         ("inputs = 3\n", r"inputs: it must be a table, \[inputs\]"),
         ("[reading]\ntarget = 3\n", "reading.target: takes text, not 3"),
     ],

@@ -86,6 +86,7 @@ def weights_of(graph: Graph) -> dict[tuple[int, int], float]:
     [
         ("[new_sensors.x]\nlatitude = 91\nlongitude = 0", "new_sensors.x.latitude"),
         ("[new_sensors.x]\nlatitude = 9", "new_sensors.x.longitude"),
+        (f"[new_sensors.x]\nlatitude = {10**400}\nlongitude = 0", "new_sensors.x.latitude"),
         ("[new_sensors.x]\nfrom = { s1 = -1 }", "new_sensors.x.s1"),
         ("[new_sensors.x]\nplace = 3", "new_sensors.x.place"),
         ("new_sensors = 3", "new_sensors"),

@@ -79,6 +79,7 @@ def test_a_site_chooses_its_blur_and_otherwise_has_the_projects(tmp_path: Path) 
         {"blur": True},
         {"blur": float("inf")},
         {"blur": 1e-12},
+        {"blur": 10**400},
         {"least_blur": -2},
         {"tell_errors": 1},
         {"private": 5},

@@ -16,7 +16,7 @@ import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from cnfgnn.errors import ConfigError
 
@@ -132,16 +132,16 @@ class Setting(Declaration):
     def _read_list(self, value: Any) -> tuple[Any, ...]:
         kinds = get_args(self.kind)
         any_length = kinds[-1] is Ellipsis
-        if any_length and _is_number(value):
+        if any_length and is_number(value):
             value = [value]
-        if not isinstance(value, list | tuple) or not all(_is_number(item) for item in value):
+        if not isinstance(value, list | tuple) or not all(is_number(item) for item in value):
             raise ConfigError(self.key, f"takes a list of numbers, not {value!r}")
         if not any_length and len(value) != len(kinds):
             raise ConfigError(self.key, f"takes {len(kinds)} numbers, not {len(value)}")
         return tuple(self._read_number(kinds[0], item) for item in value)
 
     def _read_number(self, kind: type, value: Any) -> int | float:
-        if not _is_number(value) or (kind is int and int(value) != value):
+        if not is_number(value) or (kind is int and int(value) != value):
             raise ConfigError(self.key, f"takes a {'whole ' if kind is int else ''}number, not {value!r}")
         return int(value) if kind is int else float(value)
 
@@ -165,7 +165,7 @@ class Setting(Declaration):
             least = self.at_least or 0
             return type(value) is int and least <= value <= LARGEST and not self._limits(value)
         if self.kind is float:
-            return _is_number(value) and not self._limits(value)
+            return is_number(value) and not self._limits(value)
         if self.kind is bool:
             return isinstance(value, bool)
         if self.kind is str:
@@ -260,7 +260,8 @@ def settings_of(section: Any, prefix: str = "") -> tuple[Setting, ...]:
     return tuple(found)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it is a finite number that fits into a float; true and false are none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) < 1e300 if isinstance(value, int) else math.isfinite(value)

@@ -9,7 +9,6 @@ as they are.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from cnfgnn.config.declarations import is_number
 from cnfgnn.data.files.adjacency import LARGEST, Kind, kernel_width, read_edges
 from cnfgnn.data.files.text import shown
 from cnfgnn.data.graph import Floats, Graph, Ints, Neighbourhood
@@ -95,10 +95,9 @@ def _edges(table: Mapping[str, Any], key: str) -> dict[str, float]:
 
 def _number(table: Mapping[str, Any], key: str, least: float, most: float) -> float:
     value = table.get(key)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not least <= value <= most:  # type: ignore[operator]
+    if not is_number(value) or not least <= value <= most:
         raise ConfigError(str(key)[:40], f"it must be a number from {least:g} to {most:g}")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 class GrowingGraph:

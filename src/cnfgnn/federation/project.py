@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from cnfgnn.config.declarations import Declaration, read_table
+from cnfgnn.config.declarations import Declaration, is_number, read_table
 from cnfgnn.config.settings import SETTINGS, DataConfig, Outliers
 from cnfgnn.config.toml import read_toml
 from cnfgnn.data.files.adjacency import read_edges, read_positions
@@ -39,10 +38,9 @@ REQUIRED: Final = "required"
 
 
 def _amount_of_blur(value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not (value == 0 or LEAST_SIGMA <= value < math.inf):  # type: ignore[operator]
+    if not is_number(value) or not (value == 0 or value >= LEAST_SIGMA):
         raise ConfigError("", "it must be a number in the unit of the readings, 0 or more, such as 5")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def _input_blurs(table: Any) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from cnfgnn.config.declarations import is_number
 from cnfgnn.data.inputs import Input
 from cnfgnn.errors import ConfigError
 from cnfgnn.privacy.noise import LEAST_SIGMA
@@ -34,10 +35,9 @@ def input_blur(key: str, value: object) -> float:
     """The sigma that an owner sets for an input; 0 stands for public."""
     if value == PUBLIC:
         return 0.0
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not LEAST_SIGMA <= value < float("inf"):  # type: ignore[operator]
-        raise ConfigError(key, f"must be {HOW}, not {value!r}")
-    return float(value)  # type: ignore[arg-type]
+    if not is_number(value) or value < LEAST_SIGMA:
+        raise ConfigError(key, f"must be {HOW}, not {value!r:.60}")
+    return float(value)
 
 
 def check_input_blurs(

@@ -80,7 +80,10 @@ def test_a_site_that_was_late_is_given_twice_as_long() -> None:
     assert its.deadline(work_of([UPDATE], KNOWN)) == pytest.approx(LEAST + SLACK * 60)
 
 
-@pytest.mark.parametrize("said", [None, 3, {"update": "long"}, {"update": -1.0}, {"update": float("nan")}])
+@pytest.mark.parametrize(
+    "said",
+    [None, 3, {"update": "long"}, {"update": -1.0}, {"update": float("nan")}, {"update": 10**400}],
+)
 def test_what_a_site_says_of_its_times_cannot_lengthen_its_deadlines(said: object) -> None:
     class Lying:
         def ask(self, site: str, request: bytes, timeout: float) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from cnfgnn.algorithm.messages.cost import GIB
+from cnfgnn.config.declarations import is_number
 from cnfgnn.data.files.input_files import LONGEST_NAME
 from cnfgnn.data.inputs import MOST_INPUTS, InputNames
 from cnfgnn.errors import NodeError
@@ -144,7 +144,7 @@ def _span_from_hello(hello: Mapping[str, Any], plan: SitePlan) -> Span | str:
         problem = "its kit lists other sensors than the server's kit: use kits of the same project file"
         return Objection("sensors", problem)
     blur: Any = hello.get("blur")
-    if type(blur) not in (int, float) or not 0 <= blur < math.inf:
+    if not is_number(blur) or blur < 0:
         return Objection("report", "it does not report its blur")
     if blur < plan.least_blur:
         problem = f"the blur of site {plan.name} is {blur:g}, and this federation asks for at least"

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cnfgnn.config.declarations import is_number
 from cnfgnn.transports.remote.conversations import Conversation, Sent, hold
 from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.messages import (
@@ -182,6 +183,4 @@ def _verbs(note: Note, most: float) -> Mapping[str, float]:
     reported = note.fields.get("verbs")
     if not isinstance(reported, dict):
         return {}
-    return {
-        verb: min(float(t), most) for verb, t in reported.items() if isinstance(t, int | float) and t >= 0
-    }
+    return {verb: min(float(t), most) for verb, t in reported.items() if is_number(t) and t >= 0}
