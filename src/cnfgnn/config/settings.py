@@ -22,7 +22,6 @@ Precision = Literal["fp32", "tf32", "bf16", "fp64"]
 Dates = Literal["auto", "day-first", "month-first"]
 Decimal = Literal["auto", "point", "comma"]
 Loss = Literal["square", "absolute"]
-Outliers = Literal["missing", "keep"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class DataConfig:
     missing_value: tuple[float, ...] = setting(
         (), "Numbers that stand for a missing reading in the files, such as -999."
     )
-    outliers: Outliers = setting(
+    outliers: Literal["missing", "keep"] = setting(
         "missing", "Treat readings that are absurdly far from all others as missing, or keep them."
     )
     dates: Dates = setting("auto", "How the files write dates such as 01/02/2024; auto infers it.")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from cnfgnn.config.declarations import Declaration, is_number, read_table
-from cnfgnn.config.settings import SETTINGS, DataConfig, Outliers
+from cnfgnn.config.settings import SETTINGS, DataConfig
 from cnfgnn.config.toml import read_toml
 from cnfgnn.data.files.adjacency import read_edges, read_positions
 from cnfgnn.data.files.text import shown
@@ -140,7 +140,7 @@ class SitePlan:
     private: Folder | None = None  # of the key and the copies; None: beside the readings
     tell_errors: bool = False  # whether the server gets the sums of true errors
     missing_value: MissingValues = ()  # numbers that stand for a missing reading
-    outliers: Outliers = "missing"
+    outliers: Literal["missing", "keep"] = "missing"
     reading: ReadingOptions = field(default_factory=ReadingOptions)  # how to parse its files
     live: SiteLive = field(default_factory=SiteLive)  # where it serves live forecasts
     engine: SiteEngine = field(default_factory=SiteEngine)  # how the engine is confined
