@@ -154,9 +154,9 @@ class ServiceProcess(Door):
         if files is not None:
             followed = files.folder, parts.options, files.file.name, settings.poll, files.inputs
             self.folder = FolderSource(service, *followed)
-            if files.unread:
-                self.folder.states = {}
             service.refuse(files.refusals.found)
+            if files.unread:
+                self.folder.read_anew(files.refusals.found)
         self.broker = Broker(service, settings, settings.client) if settings.mqtt else None
 
     async def serve(self, started: Callable[[], None] = lambda: None) -> None:

@@ -169,6 +169,13 @@ class FolderSource:
         self._notes: dict[Path, set[tuple[Path, bytes]]] = {}  # what looks have said of files as a whole
         self._kept = False  # whether the readings that were in the files at the start are stored
 
+    def read_anew(self, refused: Sequence[Refusal]) -> None:
+        """All of the files is new: they could not be read at the start. What was said of them then is
+        forgotten once they can."""
+        self.states = {}
+        for one in refused:
+            self._notes.setdefault(one.key[0], set()).add(one.key)
+
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
