@@ -242,22 +242,6 @@ def test_embeddings_are_compared_by_age() -> None:
 
 
 @pytest.mark.chaos
-def test_the_rounds_of_a_training_are_compared_on_the_test_split(tmp_path: Path) -> None:
-    written = tmp_path / "rounds.jsonl"
-    small_city = ("--sensors", 3, "--days", 1.5, "--set", "training.rounds=2")
-    done = ran("chosen_round.py", *small_city, "--json", written)
-    assert done.returncode == 0, done.stderr
-    row = json.loads(written.read_text())
-    assert len(row["losses"]) == len(row["test"]) == row["rounds"]["last"] == 2
-    assert row["losses"][row["rounds"]["lowest"] - 1] == min(row["losses"])
-    assert row["errors"]["used"] == row["test"][row["rounds"]["used"] - 1] > 0
-    assert f"{row['errors']['used']:.5g}" in done.stdout
-    done = ran("chosen_round.py", "--set", "training.rounds=none")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "training.rounds" in done.stderr
-
-
-@pytest.mark.chaos
 def test_whole_rounds_are_measured_at_given_shapes() -> None:
     shapes = ["--shapes", "6x60x12", "--minibatches", 1, "--methods", "at-fedavg", "cnfgnn-plus"]
     done = ran("scale.py", *shapes, "--json")

@@ -73,7 +73,7 @@ def test_a_line_says_that_the_loss_chooses_the_best_round(capsys: pytest.Capture
     )
     first, second = (
         SimpleNamespace(
-            r_g=r_g, loss=loss, lowest=r_g == 1, validation=SimpleNamespace(masked_rmse=rmse, rmse=rmse)
+            r_g=r_g, loss=loss, best=r_g == 1, validation=SimpleNamespace(masked_rmse=rmse, rmse=rmse)
         )
         for r_g, loss, rmse in ((1, 226.8, 15.05), (2, 230.3, 15.037))
     )

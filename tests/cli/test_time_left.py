@@ -151,23 +151,23 @@ def test_the_time_left_is_also_given_without_improvement() -> None:
     for r_g in (1, 2, 3):
         training.round(r_g)
     minutes = ROUND_S / 60
-    training.outlook.lowest = 3
+    training.outlook.best = 3
     assert training.outlook.left(early=True) == (
         f"at most {47 * minutes:.0f} min left ({20 * minutes:.0f} min without improvement)"
     )
     assert training.outlook.left() == f"at most {47 * minutes:.0f} min left"
-    training.outlook.lowest = 40
+    training.outlook.best = 40
     assert training.outlook.left(early=True) == f"at most {47 * minutes:.0f} min left"
 
 
-def test_patience_counts_from_the_lowest_loss_also_after_a_resumption() -> None:
-    first, best = (Round(r_g, 1.0, Errors(*[0.0] * 5), Bytes(0, 0), True, r_g == 1) for r_g in (1, 2))
-    outlook = Outlook(preset("cnfgnn-plus"), Progress([first, best]), PHASES, lambda: 0.0)
-    assert outlook.lowest == 1
-    outlook.round_done(replace(best, r_g=3), 10.0)
-    assert outlook.lowest == 1
+def test_patience_counts_from_the_best_round_also_after_a_resumption() -> None:
+    first, second = (Round(r_g, 1.0, Errors(*[0.0] * 5), Bytes(0, 0), r_g == 1) for r_g in (1, 2))
+    outlook = Outlook(preset("cnfgnn-plus"), Progress([first, second]), PHASES, lambda: 0.0)
+    assert outlook.best == 1
+    outlook.round_done(replace(second, r_g=3), 10.0)
+    assert outlook.best == 1
     outlook.round_done(replace(first, r_g=4), 10.0)
-    assert outlook.lowest == 4
+    assert outlook.best == 4
 
 
 def test_suggested_options_are_quicker() -> None:

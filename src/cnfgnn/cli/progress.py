@@ -154,13 +154,13 @@ class Outlook:
         self.config, self.done = config, (done := len(progress.history))
         self.pace = Pace(config.training.rounds, done, phases, clock)
         self.announced = False
-        self.lowest = progress.lowest.r_g if progress.history else 0  # the round that patience counts from
+        self.best = progress.best.r_g if progress.history else 0  # the round that patience counts from
 
     def round_done(self, done: Round, seconds: float) -> None:
         """Take in the end of a round."""
         self.pace.round_done(seconds)
-        if done.lowest:
-            self.lowest = done.r_g
+        if done.best:
+            self.best = done.r_g
 
     def announcement(self) -> str | None:
         """The estimate, once: how long training takes, what ends it earlier, and what would be quicker."""
@@ -188,7 +188,7 @@ class Outlook:
         if (seconds := self.pace.left()) is None or self.pace.done >= self.pace.rounds:
             return ""
         text, training = f"at most {duration(seconds)} left", self.config.training
-        last = self.lowest + training.patience if early else training.rounds
+        last = self.best + training.patience if early else training.rounds
         if last < training.rounds and (seconds := self.pace.left(last)) is not None:
             text += f" ({duration(seconds)} without improvement)"
         return text

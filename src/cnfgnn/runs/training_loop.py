@@ -17,7 +17,6 @@ from cnfgnn.forecasters.intervals import Floats
 from cnfgnn.runs.scores import Errors, IntervalScores, Scores
 
 GONE_AFTER = 3  # evaluations in a row that a sensor misses before rounds are compared without it
-LEVEL = 1.01  # a loss that is at most this many times the lowest one is as good: the difference is chance
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,7 @@ class Round:
                     `training.loss`): it chooses the best round
     validation      validation errors of every kind; true ones if all owners tell them
     training_bytes  bytes that training has moved since the start of the run
-    best            whether this was the best round so far
-    lowest          whether its loss was lower than in all rounds before; where learning rates fall, a round
-                    can be the best one with a loss that is level with the lowest
+    best            whether this was the best round so far: the one with the lowest loss
     evaluated       number of forecasts behind the loss; lower when sites were absent
     compared        whether the round was compared with the best one before it; False while the comparison
                     waits for sensors that were absent
@@ -42,7 +39,6 @@ class Round:
     validation: Errors
     training_bytes: Bytes
     best: bool
-    lowest: bool
     evaluated: int = 0
     compared: bool = True
     left_out: tuple[int, ...] = ()
@@ -73,8 +69,8 @@ class Progress:
     history      the rounds that are done
     ledger       bytes moved so far, as `Ledger.state` returns them
     phase        the last completed phase of the unfinished round, if phases are saved
-    best_errors  each sensor's validation error in the round with the lowest loss, with which others are
-                 compared: its sum and the number of forecasts
+    best_errors  each sensor's validation error in the best round, with which others are compared: its sum and
+                 the number of forecasts
     missed       how many evaluations in a row each sensor has missed
     """
 
@@ -86,32 +82,22 @@ class Progress:
 
     @property
     def best(self) -> Round:
-        """The round whose weights are used: the one with the lowest validation loss, or one that is level.
-
-        While learning rates are constant, no round is preferred to another one, and the lowest loss decides.
-        Where they fall to zero, weights move less and less, and the later of two rounds depends less on the
-        last minibatches. Its loss is therefore the better sign of its errors on other readings.
-        """
+        """The round whose weights are used: the one with the lowest validation loss."""
         return next(done for done in reversed(self.history) if done.best)
 
     @property
-    def lowest(self) -> Round:
-        """The round with the lowest validation loss."""
-        return next(done for done in reversed(self.history) if done.lowest)
-
-    @property
     def rounds_without_improvement(self) -> int:
-        """Rounds since the lowest loss that were compared with it; `training.patience` limits them."""
-        return sum(done.compared for done in self._since_lowest[1:])
+        """Rounds since the best one that were compared with it; `training.patience` limits them."""
+        return sum(done.compared for done in self._since_best[1:])
 
     @property
     def left_out(self) -> list[int]:
         """Rows of the sensors that had no say in the choice of the best round."""
-        return sorted({row for done in self._since_lowest if done.compared for row in done.left_out})
+        return sorted({row for done in self._since_best if done.compared for row in done.left_out})
 
     @property
-    def _since_lowest(self) -> list[Round]:
-        return self.history[self.history.index(self.lowest) :]
+    def _since_best(self) -> list[Round]:
+        return self.history[self.history.index(self.best) :]
 
     @property
     def tags_in_use(self) -> set[str]:
@@ -240,19 +226,15 @@ class SensorError(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """How a round compares with the one before it that had the lowest loss.
+    """How a round compares with the best one before it."""
 
-    level  whether its loss is as good as that, see `LEVEL`
-    """
-
-    lowest: bool
+    best: bool
     compared: bool = True
     left_out: tuple[int, ...] = ()
-    level: bool = False
 
 
 def _evaluated(experiment: Experiment, progress: Progress, r_g: int) -> Round:
-    """Evaluate a round on the validation split and compare it with the lowest one so far."""
+    """Evaluate a round on the validation split and compare it with the best one so far."""
     sums = experiment.strategy.score("validation")
     scores = Scores(sums.of_copy.cpu(), experiment.seen)
     config = experiment.config
@@ -270,31 +252,27 @@ def _evaluated(experiment: Experiment, progress: Progress, r_g: int) -> Round:
         best_errors = [SensorError(*sums) for sums in progress.best_errors]
         comparison = _compare(sensors, best_errors, progress.missed)
     elif progress.history:  # the run was begun by a version that did not keep each sensor's errors
-        lowest = progress.lowest
-        same_forecasts = evaluated == lowest.evaluated
-        comparison = Comparison(
-            lowest=evaluated > lowest.evaluated or (same_forecasts and loss < lowest.loss),
-            level=same_forecasts and loss <= LEVEL * lowest.loss,
-        )
+        best = progress.best
+        lower = evaluated == best.evaluated and loss < best.loss
+        comparison = Comparison(best=evaluated > best.evaluated or lower)
     else:
-        comparison = Comparison(lowest=True)
-    if comparison.lowest:
+        comparison = Comparison(best=True)
+    if comparison.best:
         progress.best_errors = [(sensor.error, sensor.forecasts) for sensor in sensors]
     return Round(
         r_g=r_g,
         loss=loss,
         validation=Scores(sums.best_known.cpu()).overall,
         training_bytes=experiment.ledger.total("training"),
-        best=comparison.lowest or (comparison.level and config.training.schedule == "cosine"),
-        lowest=comparison.lowest,
+        best=comparison.best,
         evaluated=evaluated,
         compared=comparison.compared,
         left_out=comparison.left_out,
     )
 
 
-def _compare(now: Sequence[SensorError], lowest: Sequence[SensorError], missed: Sequence[int]) -> Comparison:
-    """Compare a round with the lowest one so far, by the mean error over the sensors that evaluated both.
+def _compare(now: Sequence[SensorError], best: Sequence[SensorError], missed: Sequence[int]) -> Comparison:
+    """Compare a round with the best one so far, by the mean error over the sensors that evaluated both.
 
     A sensor that evaluated that round but not this one may be late or may have left for good. Until it
     has missed `GONE_AFTER` evaluations in a row, the round is not compared: it cannot become the best one, so
@@ -304,21 +282,20 @@ def _compare(now: Sequence[SensorError], lowest: Sequence[SensorError], missed: 
     A sensor that evaluated this round but not the other has (re)joined since, and the comparison leaves it
     out. If such sensors are the majority, this round takes its place: too few had chosen the other.
     """
-    pairs = list(zip(now, lowest, strict=True))
+    pairs = list(zip(now, best, strict=True))
     absent = [row for row, (new, old) in enumerate(pairs) if old.forecasts and not new.forecasts]
     awaited = [row for row in absent if missed[row] < GONE_AFTER]
     if awaited:
-        return Comparison(lowest=False, compared=False, left_out=tuple(awaited))
+        return Comparison(best=False, compared=False, left_out=tuple(awaited))
     both = [(new, old) for new, old in pairs if new.forecasts and old.forecasts]
     left_out = tuple(
         row for row, (new, old) in enumerate(pairs) if bool(new.forecasts) != bool(old.forecasts)
     )
     if 2 * len(both) < sum(bool(new.forecasts) for new in now):
-        return Comparison(lowest=True, left_out=left_out)
+        return Comparison(best=True, left_out=left_out)
     new_mean = _mean_error([new for new, _ in both])
     old_mean = _mean_error([old for _, old in both])
-    level = new_mean <= LEVEL * old_mean
-    return Comparison(new_mean < old_mean, left_out=left_out, level=level)
+    return Comparison(new_mean < old_mean, left_out=left_out)
 
 
 def _mean_error(sensors: Sequence[SensorError]) -> float:
