@@ -36,7 +36,7 @@ def error(experiment: Experiment, h_G: Tensor | None) -> float:
     """The root of the mean squared error of the test windows that have an embedding of every age."""
     [(_, owner)] = experiment.owners
     windows = slice(max(AGES), len(owner.data.starts["test"]))
-    y_hat = owner.nodes.forecaster.forecasts(owner.theta, owner.data, h_G, "test", windows, owner.trust)
+    y_hat = owner.nodes.forecaster.forecasts(owner.nodes.theta, owner.data, h_G, "test", windows, owner.trust)
     sums = owner.data.errors(y_hat, "test", windows).sum(dim=(0, 1))
     squares, count = sums[SUMS.index("masked_square")], sums[SUMS.index("masked_count")]
     return float((squares / count).sqrt())

@@ -115,7 +115,7 @@ def linear_alone(experiment: Experiment) -> float:
     strategy.ready("test")
     owner.data.fit()
     none = torch.zeros(owner.data.nodes, device=owner.nodes.home)
-    sums = owner.nodes.forecaster.summed_errors(owner.theta, owner.data, owner.h_G, "test", none)
+    sums = owner.nodes.forecaster.summed_errors(owner.nodes.theta, owner.data, owner.h_G, "test", none)
     return Scores(sums).overall.masked_rmse
 
 

@@ -79,7 +79,7 @@ def small(method: str, **changes: Any) -> Config:
     if not METHODS[method].in_paper:
         sizes |= {
             "model.calendar": 3,
-            "model.personal": 2,
+            "model.personal": 0 if METHODS[method].federated else 2,
             "model.sent": 3 if METHODS[method].graph_network else 0,
             "training.average_every": 2,
         }

@@ -80,3 +80,5 @@ def test_settings_a_method_cannot_do_are_refused() -> None:
         check_method(preset("at").with_changes({"model.embedding": 0}))
     with pytest.raises(ConfigError, match="optimizer_state"):
         check_method(preset("sl").with_changes({"training.optimizer_state": "fresh"}))
+    with pytest.raises(ConfigError, match=r"^model\.personal: must be 0 for cnfgnn-plus; only .*mlp-central"):
+        check_method(preset("cnfgnn-plus").with_changes({"model.personal": 2}))

@@ -1,4 +1,4 @@
-"""What an owner does after its nodes: it learns from true readings, evaluates on them, and may tell."""
+"""What an owner does after its nodes: it evaluates on true readings, and may tell."""
 
 from __future__ import annotations
 
@@ -19,16 +19,10 @@ from tests.conftest import network, server, small
 BLUR = {"privacy.blur": 8.0}
 
 
-def test_personal_weights_learn_from_true_readings_and_nodes_from_the_copy(data: Dataset) -> None:
-    """Another blur gives other shared weights; the same readings, other personal weights."""
-    experiment = simulate(data, small("cnfgnn-plus", **BLUR))
-    train(experiment)
-    owner = experiment.owners[0][1]
+def test_an_owner_has_the_readings_and_its_nodes_the_copy(data: Dataset) -> None:
+    owner = simulate(data, small("cnfgnn-plus", **BLUR)).owners[0][1]
     assert not torch.equal(owner.data.inputs, owner.nodes.data.inputs)
     assert torch.equal(owner.data.observed, owner.nodes.data.observed)
-    assert all(w.any() for w in owner.personal.values())
-    assert not [name for name in owner.nodes.theta if "personal" in name]
-    assert server(experiment).theta_bar is not None
 
 
 def test_the_best_round_is_chosen_by_the_copy_and_errors_are_over_true_readings(data: Dataset) -> None:
@@ -70,18 +64,6 @@ def test_the_lowest_reading_is_that_of_the_readings_at_hand(data: Dataset) -> No
         for row in (40, 41, 0):
             known = truth.values[:, :row][~truth.missing[:, :row]]
             assert owner._lowest_before(row) == known.min(initial=np.inf)
-
-
-def test_personal_weights_that_diverge_start_again_from_zero(data: Dataset) -> None:
-    experiment = simulate(data, small("cnfgnn-plus"))
-    strategy, owner = server(experiment), experiment.owners[0][1]
-    strategy.round(1)
-    before = {name: w.clone() for name, w in owner.personal.items()}
-    owner.personal["output.personal.bias"][2] = torch.nan
-    assert strategy.score("validation").told.isfinite().all()
-    for name, w in owner.personal.items():
-        assert not w[2].any()
-        assert torch.equal(w[[0, 1, 3]], before[name][[0, 1, 3]])
 
 
 def test_a_central_run_keeps_the_profile_of_the_copies_and_that_of_the_readings() -> None:

@@ -19,7 +19,6 @@ from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Windows
-from cnfgnn.models.params import is_personal
 from cnfgnn.runs.training_loop import evaluate, train
 from cnfgnn.transports.in_process import InProcess
 from tests.conftest import FEDERATED, HISTORY, HORIZON, network, small
@@ -101,7 +100,7 @@ def test_nothing_that_crosses_is_a_reading_raw_or_scaled(method: str, missing: s
 
 def own_to(owner: Owner) -> list[Tensor]:
     """What a node knows of itself: its usual week, what that says of every row, in the readings' unit and
-    scaled, and of every training window; and its own weights."""
+    scaled, and of every training window."""
     data = owner.data
     assert data.usual is not None
     assert data.weekly_profiles is not None
@@ -109,19 +108,18 @@ def own_to(owner: Owner) -> list[Tensor]:
     assert batch.usual_change is not None
     weeks = torch.from_numpy(data.weekly_profiles)
     scaled = (weeks - data.scaler.mean) / data.scaler.std
-    personal = owner.personal.values()
-    return [weeks, scaled, data.usual, data.unscaled(data.usual), batch.usual_change, *personal]
+    return [weeks, scaled, data.usual, data.unscaled(data.usual), batch.usual_change]
 
 
 @pytest.mark.parametrize("missing", ["as-truth", "masked"])
 @pytest.mark.parametrize("method", ["cnfgnn-plus", "mlp-fedavg"])
-def test_nothing_that_crosses_is_usual_for_a_sensor_or_its_own(method: str, missing: str) -> None:
+def test_nothing_that_crosses_is_usual_for_a_sensor(method: str, missing: str) -> None:
     recorder, _, _ = recorded(method, missing, HOUR)
     own = [tensor for _, owner in recorder.groups for tensor in own_to(owner)]
     known = np.concatenate([tensor.double().flatten().numpy() for tensor in own])
     known = np.unique(known[np.isfinite(known) & (known != 0)])
     for tensor in own:  # the search itself works
         assert readings_in(tensor, known, 12) == int((tensor.nan_to_num() != 0).sum()) > 0
-    assert not [name for name, _ in recorder.crossed if is_personal(f".{name}.") or "usual" in name]
+    assert not [name for name, _ in recorder.crossed if "usual" in name]
     leaks = {name: readings_in(t, known, 12) for name, t in recorder.crossed if t.is_floating_point()}
     assert not any(leaks.values()), leaks

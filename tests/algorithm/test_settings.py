@@ -36,8 +36,6 @@ ON_THE_WIRE = {
     "profile",
     "calendar",
     "personal",
-    "personal_head",
-    "personal_layers",
     "members",
     "sent",
     "loss",

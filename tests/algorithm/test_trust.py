@@ -36,7 +36,7 @@ def test_what_makes_validation_worse_is_not_taken(data: Dataset) -> None:
     strategy, spoilt = server(experiment), experiment.owners[0][1]
     strategy.round(1)
     strategy.nodes.flush()
-    spoilt.personal["output.personal.bias"] += 50.0  # the network now adds nonsense
+    spoilt.nodes.theta["output.bias"] += 50.0  # the network now adds nonsense
     strategy.score("validation")
     assert owner.trust is not None
     assert spoilt.trust is not None
@@ -61,7 +61,7 @@ def test_the_share_has_the_lowest_error_of_the_kind_that_was_trained_on(
     assert owner.trust is not None
     strategy.ready("validation")
     strategy.nodes.flush()
-    forecaster, evaluated = owner.nodes.forecaster, (owner.theta, owner.data, owner.h_G)
+    forecaster, evaluated = owner.nodes.forecaster, (owner.nodes.theta, owner.data, owner.h_G)
 
     def errors(share: torch.Tensor) -> torch.Tensor:
         return forecaster.summed_errors(*evaluated, "validation", share)[..., error].sum(dim=1)

@@ -18,14 +18,12 @@ FAMILIES = ("at-fedavg", "cnfgnn-plus")
 
 
 def to_attack(method: str, **changes: Any) -> Config:
-    """Four days of four sensors; personal weights are not in what is sent."""
+    """Four days of four sensors."""
     sizes: dict[str, Any] = {"model.hidden": 16, "model.embedding": 6, "model.gn_widths": [8, 8]}
     if method == "cnfgnn-plus":
         sizes |= {
             "model.hidden": 32,
             "model.sent": 24,
-            "model.personal": 0,
-            "model.personal_head": False,
             "training.average_every": 3,
         }
     return preset(method).with_changes(

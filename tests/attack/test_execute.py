@@ -28,12 +28,7 @@ from tests.conftest import small
 
 QUICK = Effort(steps=20, iterations=4)
 CPU = torch.device("cpu")
-SEVERAL_NETWORKS = {
-    "model.members": 2,
-    "model.personal_layers": True,
-    "model.personal": 4,
-    "model.personal_head": True,
-}
+SEVERAL_NETWORKS = {"model.members": 2}
 
 
 def blinded(data: Dataset, but: int) -> Dataset:

@@ -13,7 +13,7 @@ from cnfgnn.federation.operator.tasks import TaskError
 from cnfgnn.federation.task import Task
 from tests.federation import fault_injection
 from tests.federation.reference_training import (
-    assert_personal_state_is_at_the_site,
+    assert_own_state_is_at_the_site,
     assert_same,
     config,
     forecasts,
@@ -42,7 +42,7 @@ def test_a_killed_server_resumes_from_the_last_finished_phase(phase: int, tmp_pa
         assert_same(sites.run(), simulated(data, c))
 
 
-def test_personal_weights_survive_a_killed_site_and_a_killed_server(tmp_path: Path) -> None:
+def test_what_owners_learned_survives_a_killed_site_and_a_killed_server(tmp_path: Path) -> None:
     """Joint split learning has no phases: all parties return to the end of the last round."""
     data = city_on_disk(tmp_path / "city", days=2)
     c = config(3, "cnfgnn-plus", **{"training.server_batch": 64, "training.average_every": 2})
@@ -63,7 +63,7 @@ def test_personal_weights_survive_a_killed_site_and_a_killed_server(tmp_path: Pa
         run, expected = sites.run(), simulated(data, c)
         assert_same(run, expected)
         for k, name in enumerate(SITES):
-            assert_personal_state_is_at_the_site(sites.kits[name], "one", run, expected, k)
+            assert_own_state_is_at_the_site(sites.kits[name], "one", run, expected, k)
         sites.begin(Task("forecast", "one"))
         sites.end()
         ahead = pd.read_csv(west / "forecasts" / "latest.csv", index_col=0, parse_dates=True)

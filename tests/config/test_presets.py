@@ -17,8 +17,6 @@ PLUS: dict[str, Any] = {
     "model.gaps": True,
     "model.linear": True,
     "model.profile": True,
-    "model.personal": 16,
-    "model.personal_head": True,
     "training.rounds": 12,
     "training.client_lr": 2e-3,
     "training.optimizer_state": "kept",

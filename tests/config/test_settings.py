@@ -33,7 +33,6 @@ def test_changes_reach_their_section() -> None:
         ("model.profile", True),
         ("model.calendar", 3),
         ("model.personal", 3),
-        ("model.personal_head", True),
     ],
 )
 def test_an_extended_node_model_has_one_layer(key: str, value: Any) -> None:
@@ -146,7 +145,7 @@ def test_studies_of_deviations_are_hidden_but_can_be_set() -> None:
         ("training.client_lr", [1e-3, 1], [0.0, -1.0, float("nan"), float("inf"), True, 10**400]),
         ("training.sampling", [0.0, 0, 1000.0], [-1.0, float("nan")]),
         ("training.wire", ["full", "int8"], ["int4", ["full"], 8]),
-        ("model.personal_head", [True, False], [0, 1, "true"]),
+        ("model.profile", [True, False], [0, 1, "true"]),
         ("model.gn_widths", [], [[1], (1,), 1]),
     ],
 )

@@ -10,10 +10,8 @@ import numpy.typing as npt
 import torch
 
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.algorithm.node_state import PERSONAL
 from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import SPLITS
-from cnfgnn.models.params import part
 
 Floats = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint64]
@@ -85,8 +83,8 @@ class Search:
         return found | ({"readings as text"} if row.max() >= IN_A_ROW else set())
 
 
-class PersonalStateSearch(Search):
-    """A search for the personal state of sensors, (k steps) of each kind, in one pass over the bytes."""
+class ProfileSearch(Search):
+    """A search for weekly profiles, (k steps) of each kind, in one pass over the bytes."""
 
     def __init__(self, kinds: Mapping[str, Floats], scaler: Scaler) -> None:
         # zeros are everywhere: a match that contains one proves too little
@@ -103,20 +101,19 @@ class PersonalStateSearch(Search):
         return first
 
 
-def personal_state(
+def profiles_of(
     experiment: Experiment, rows: list[int], state: Mapping[str, torch.Tensor]
 ) -> dict[str, Floats]:
-    """The personal state of some sensors, (k steps) of each kind: from the state that their owner keeps, and
-    the weekly profile that their model receives for every time and window, taken from a simulation."""
+    """The weekly profiles of some sensors, (k steps) of each kind: from the state that their owner keeps, and
+    as their model receives them for every time and window, taken from a simulation."""
     [(_, owner)] = experiment.owners
     assert owner.data.usual is not None
     told = [owner.data.batch(split, slice(None))[0].usual_change for split in SPLITS]
     windows = torch.cat([usual[rows].flatten(0, 1) for usual in told if usual is not None])
-    kept = part(state, PERSONAL) | {"usual_weeks": state["usual_weeks"]}
     return {
         "usual at a time": owner.data.usual[rows].double().numpy(),
         "usual in a window": windows.double().numpy(),
-        **{name: w.double().flatten(0, -2).numpy() for name, w in kept.items()},
+        "usual_weeks": state["usual_weeks"].double().flatten(0, -2).numpy(),
     }
 
 

@@ -10,7 +10,6 @@ import pandas as pd
 import torch
 
 from cnfgnn.algorithm.methods import preset
-from cnfgnn.algorithm.node_state import PERSONAL
 from cnfgnn.config.settings import Config
 from cnfgnn.config.toml import dump
 from cnfgnn.data.dataset import Dataset
@@ -61,9 +60,9 @@ def assert_same(run: Run, expected: Result) -> None:
         torch.testing.assert_close(state[f"gn.{name}"], w, rtol=0, atol=1e-6)
 
 
-def assert_personal_state_is_at_the_site(kit: Path, name: str, run: Run, expected: Result, site: int) -> None:
-    """Compare the site's states with the simulator's: personal weights, weekly profiles and optimiser. The
-    server has none of them."""
+def assert_own_state_is_at_the_site(kit: Path, name: str, run: Run, expected: Result, site: int) -> None:
+    """Compare the site's states with the simulator's: trust, weekly profiles and optimiser. The server has
+    none of them."""
     [folder] = (kit / STATES).glob(f"{name}-*")
     owner, tag = expected.experiment.owners[site][1], expected.progress.best.tag
     for store, same in (
@@ -74,10 +73,9 @@ def assert_personal_state_is_at_the_site(kit: Path, name: str, run: Run, expecte
         assert kept.keys() == same.read(tag).keys()
         for tensor, w in same.read(tag).items():
             torch.testing.assert_close(kept[tensor], w, rtol=0, atol=1e-6, equal_nan=True)
-    personal = {f"{PERSONAL}encoder.personal.embedding", f"{PERSONAL}output.personal.weight", "usual_weeks"}
-    assert all(own.read(tag)[tensor].nan_to_num().any() for tensor in personal)
+    assert all(own.read(tag)[tensor].nan_to_num().any() for tensor in ("trust", "usual_weeks"))
     servers = run.store("server").read(run.progress.best.tag)
-    assert not [tensor for tensor in servers if "personal" in tensor or "usual" in tensor]
+    assert not [tensor for tensor in servers if "trust" in tensor or "usual" in tensor]
 
 
 def forecasts(expected: Result, data: Dataset) -> pd.DataFrame:

@@ -106,7 +106,6 @@ def test_a_table_of_a_new_sensor_that_cannot_be_meant_is_refused(
 def test_saved_states_have_rows_for_new_sensors() -> None:
     state = {
         "theta.w": torch.ones(1, 3),
-        "personal.w": torch.ones(2, 3),
         "trust": torch.full((2,), 0.5),
         "usual_weeks": torch.ones(2, 7, 4),
         "linear_own": torch.ones(2, 4, 5),
@@ -115,7 +114,6 @@ def test_saved_states_have_rows_for_new_sensors() -> None:
     found = with_new_sensors(state, 1)
     assert set(found) == set(state) - {"adam.steps"}
     assert found["theta.w"].shape == (1, 3)
-    assert found["personal.w"][2].tolist() == [0, 0, 0]
     assert found["trust"].tolist() == [0.5, 0.5, 1.0]
     assert bool(found["usual_weeks"][2].isnan().all())
     assert bool(found["linear_own"][2].isnan().all())

@@ -97,7 +97,7 @@ def test_the_run_records_each_sites_blur_and_what_its_errors_are_about(
     assert run.config.privacy.blur == 0
     result = sites.status["result"] if sites.status["do"] == "train" else sites.evaluate()["result"]
     assert result["errors_against"] == "copies"
-    assert result["without_personal_weights"]
+    assert result["without_trust"]
     assert list(result["told"]) == ["south"]
     assert result["blur"] == first["data"]["blur"]
     assert not [line for line in sites.status["warnings"] if "no blur" in line]
@@ -118,7 +118,7 @@ def test_if_all_owners_tell_the_result_is_the_true_one(sites: InMemoryFederation
     for name in SITES:
         sites.set(name, tell_errors=True)
     result = sites.evaluate()["result"]
-    assert (result["errors_against"], result["without_personal_weights"]) == ("readings", False)
+    assert (result["errors_against"], result["without_trust"]) == ("readings", False)
     assert list(result["told"]) == list(SITES)
     for name in SITES:
         for sensor, errors in evaluation(sites, name, "test")["per_node"].items():  # type: ignore[attr-defined]
@@ -185,10 +185,8 @@ def test_a_result_says_what_its_errors_are_about(
     assert copies.startswith("these are errors against the blurred copies of the readings; each site has its")
     assert south.startswith("true errors that site south tells: RMSE ")
     _print_about_errors({**result, "errors_against": "readings", "told": {}})
-    assert "without the sensors' personal weights" in capsys.readouterr().out
-    _print_about_errors(
-        {**result, "errors_against": "readings", "without_personal_weights": False, "told": {}}
-    )
+    assert "all that the network adds" in capsys.readouterr().out
+    _print_about_errors({**result, "errors_against": "readings", "without_trust": False, "told": {}})
     assert capsys.readouterr().out == ""
 
 
@@ -205,11 +203,9 @@ def test_nodes_have_the_copy_and_owners_the_readings(sites: InMemoryFederation) 
         assert seen is not owner.truth
         np.testing.assert_array_equal(np.isnan(seen.values), np.isnan(frame))
         assert np.nanstd(seen.values - frame) == pytest.approx(owner.site_data.blur, rel=0.2)
-        assert not [key for key in owner.nodes.theta if ".personal." in key]
-        assert any(w.any() for w in owner.personal.values())
 
 
-def test_personal_weights_are_saved_with_the_owner_and_true_errors_are_shown_at_the_site(
+def test_owners_have_states_of_their_own_and_true_errors_are_shown_at_the_site(
     sites: InMemoryFederation,
 ) -> None:
     for name in SITES:

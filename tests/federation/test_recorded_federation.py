@@ -46,7 +46,7 @@ def federation(
     sites = InMemoryFederation(folder, city, SITES, blur=blur)
     if blur:
         sites.set("west", blur=blur + 2)
-    sizes = {"model.personal": 2, "model.hidden": 32, "model.sent": 24, "training.average_every": 3}
+    sizes = {"model.hidden": 32, "model.sent": 24, "training.average_every": 3}
     config = to_attack(method, **(sizes if method == "cnfgnn-private" else {}), **changes)
     status = sites.run_task(
         Task("train", "one", settings=settings_of(config), given=given_of(config), wait=20.0, record=record)

@@ -1,4 +1,4 @@
-"""How a site forecasts with the personal state of its sensors: from its saved states, or without them."""
+"""How a site forecasts with the weekly profiles of its sensors: from its saved states, or without them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from cnfgnn.algorithm.experiment import federate
-from cnfgnn.algorithm.node_state import PERSONAL
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
@@ -70,17 +69,12 @@ def test_a_site_restores_its_weekly_profiles_and_a_new_one_computes_them_from_it
         np.testing.assert_array_equal(weeks, state["usual_weeks"].numpy())
         counted, _ = owner.truth.weekly_profiles(Windows.next(ROWS, 12, 12), "masked")
         assert not np.allclose(weeks, counted, equal_nan=True)  # newer readings would have changed it
-        assert owner.personal
-        for name, w in owner.personal.items():
-            assert w.any()
-            assert torch.equal(w, state[PERSONAL + name])
 
     counted, _ = new.truth.weekly_profiles(Windows.next(ROWS, 12, 12), "masked")
     np.testing.assert_array_equal(new.data.weekly_profiles, counted)
-    assert not any(w.any() for w in new.personal.values())
     for owner in (before, new, other):  # all use the shared weights
         assert owner.forecasts is not None
-        assert torch.equal(owner.theta["output.weight"], before.theta["output.weight"])
+        assert torch.equal(owner.nodes.theta["output.weight"], before.nodes.theta["output.weight"])
         assert torch.isfinite(owner.forecasts).all()
 
 

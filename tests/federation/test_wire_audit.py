@@ -1,7 +1,7 @@
 """No reading leaves a site, in a real federation that trains, evaluates and forecasts.
 
 Everything that a site's sockets carry in the clear, and every version of every file on the server's disk, is
-searched for the site's readings and for the personal state of its sensors.
+searched for the site's readings and for the weekly profiles of its sensors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cnfgnn.federation.task import Task, settings_of
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.simulation import simulate
 from tests.federation.in_memory_federation import given_of
-from tests.federation.reading_search import TYPES, PersonalStateSearch, Search, encoded, personal_state
+from tests.federation.reading_search import TYPES, ProfileSearch, Search, encoded, profiles_of
 from tests.federation.running_federation import (
     ENGINE_WARNINGS,
     RunningFederation,
@@ -126,14 +126,14 @@ class Audit:
         return Search(own, readings.time_of_day, scaler, [float(value) for value in markers])
 
     @cached_property
-    def personal_search(self) -> PersonalStateSearch:
-        """A search for weekly profiles, raw and scaled, and for personal weights."""
+    def profile_search(self) -> ProfileSearch:
+        """A search for weekly profiles, raw and scaled."""
         run = self.sites.run("plus")
         [states] = (self.sites.kits["audited"] / STATES).glob(f"plus-*/{OWNER}")
         assert run.scaler is not None
         same = simulate(self.data, run.config, scaler=run.scaler)
         kept = FolderStore(states).read(run.progress.best.tag)
-        return PersonalStateSearch(personal_state(same, SITES["audited"], kept), run.scaler)
+        return ProfileSearch(profiles_of(same, SITES["audited"], kept), run.scaler)
 
 
 def config(method: str, **more: object) -> Config:
@@ -186,7 +186,7 @@ def test_no_reading_leaves_a_site(tmp_path: Path) -> None:
         check_that_sockets_carry_no_readings(audit)
         check_that_the_tap_recorded_every_byte(audit)
         check_that_the_servers_disk_holds_no_readings(audit)
-        check_that_no_personal_state_leaves_the_site(audit)
+        check_that_no_weekly_profile_leaves_the_site(audit)
         check_that_the_search_finds_readings(audit)
         check_that_secrets_are_in_no_log_file_or_command(audit)
         check_that_files_are_private(audit)
@@ -216,10 +216,8 @@ def check_that_the_servers_disk_holds_no_readings(audit: Audit) -> None:
     assert any(name.endswith(".safetensors") for name in names)
 
 
-def check_that_no_personal_state_leaves_the_site(audit: Audit) -> None:
-    search = audit.personal_search
-    personal = {"encoder.personal.embedding", "output.personal.weight", "output.personal.bias"}
-    assert {"usual_weeks", "usual at a time", "usual in a window", *personal} <= search.kinds.keys()
+def check_that_no_weekly_profile_leaves_the_site(audit: Audit) -> None:
+    search = audit.profile_search
     for direction in ("out", "in"):
         assert search.found(audit.carried(direction)) == set()
     assert {name: hit for name, content in audit.disk if (hit := search.found(content))} == {}

@@ -209,10 +209,10 @@ def test_a_new_learning_rate_takes_effect_without_recompiling() -> None:
     assert len(set(compiled)) <= 1, "each learning rate compiled a kernel of its own"
 
 
-def test_adam_with_shared_and_personal_weights(
+def test_adam_with_shared_weights_and_an_embedding_of_each_sensor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shapes = {"shared": (1, 5, 7), "personal": (4, 3)}
+    shapes = {"shared": (1, 5, 7), "embedding": (4, 3)}
     theta = {name: drawn(k, *shape) for k, (name, shape) in enumerate(shapes.items())}
     twin = {name: w.cpu().double() for name, w in theta.items()}
     by_kernel, plain = Adam(theta, 1e-2), Adam(twin, 1e-2)

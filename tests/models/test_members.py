@@ -13,16 +13,16 @@ from cnfgnn.algorithm.forecaster import Forecaster
 from cnfgnn.config.settings import Config, Loss, ModelConfig
 from cnfgnn.data.batch import Batch
 from cnfgnn.errors import ConfigError
-from cnfgnn.models.params import Params, is_personal, own
-from cnfgnn.models.plus import PlusModel
+from cnfgnn.models.params import Params, own
+from cnfgnn.models.plus import SENSOR_EMBEDDING, PlusModel
 from tests.models.test_plus import ALL, HISTORY, HORIZON, SMALL, B, N, batch
 
 K = 3
 CONFIGS = [
     SMALL,
-    replace(SMALL, calendar=3, personal=2, personal_head=True, gaps=True, profile=True, embedding=0),
+    replace(SMALL, calendar=3, personal=2, gaps=True, profile=True, embedding=0),
     replace(ALL, levels=True, sent=4),
-    replace(ALL, linear=True, levels=True, personal_layers=True),
+    replace(ALL, linear=True, levels=True),
 ]
 
 
@@ -35,12 +35,12 @@ def readings() -> Batch:
 
 
 def weights(model: PlusModel, m: int) -> Params:
-    """Shared by all nodes (m = 1) or not (m = n); personal weights always differ from node to node."""
+    """Shared by all nodes (m = 1) or not (m = n); embeddings of sensors always differ."""
     theta = {name: w.double() for name, w in own(model.init(torch.Generator().manual_seed(1)), N).items()}
     for name in theta:
-        if is_personal(name) or "output" in name or m == N:
+        if name == SENSOR_EMBEDDING or "output" in name or m == N:
             theta[name] += 0.1 * torch.randn(theta[name].shape, dtype=torch.float64)
-        if m == 1 and not is_personal(name):
+        if m == 1 and name != SENSOR_EMBEDDING:
             theta[name] = theta[name][:1]
     return theta
 
@@ -88,7 +88,7 @@ def test_the_first_member_is_drawn_like_a_model_without_others() -> None:
     first = PlusModel(ALL, HISTORY, HORIZON).init(torch.Generator().manual_seed(2))
     for name, w in first.items():
         assert torch.equal(drawn[name][:, 0], w)
-        assert is_personal(name) or not torch.equal(drawn[name][:, 1], w)
+        assert name == SENSOR_EMBEDDING or not torch.equal(drawn[name][:, 1], w)
 
 
 @pytest.mark.parametrize("kind", ["square", "absolute"])

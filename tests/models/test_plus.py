@@ -11,8 +11,8 @@ import torch
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.batch import Batch
 from cnfgnn.models.gru import NodeModel
-from cnfgnn.models.params import Params, is_personal, own
-from cnfgnn.models.plus import PlusModel, node_model
+from cnfgnn.models.params import Params, own
+from cnfgnn.models.plus import SENSOR_EMBEDDING, PlusModel, node_model
 
 N, B, HISTORY, HORIZON = 3, 5, 6, 4
 SMALL = ModelConfig(hidden=6, embedding=4)
@@ -25,7 +25,6 @@ ALL = replace(
     profile=True,
     calendar=3,
     personal=2,
-    personal_head=True,
 )
 EACH = [
     replace(SMALL, encoder="perceptron"),
@@ -36,9 +35,6 @@ EACH = [
     replace(SMALL, encoder="perceptron", gaps=True),
     replace(SMALL, calendar=3),
     replace(SMALL, personal=2),
-    replace(SMALL, personal_head=True),
-    replace(SMALL, encoder="perceptron", personal_head=True),
-    replace(SMALL, encoder="perceptron", decoder="direct", personal_layers=True),
     ALL,
 ]
 
@@ -57,11 +53,11 @@ def batch(seed: int = 0) -> Batch:
 
 
 def weights(one: PlusModel) -> Params:
-    """One model for all, but each node's own part differs."""
+    """One model for all, but the embedding of each sensor differs."""
     theta = {name: w.double() for name, w in one.init(torch.Generator().manual_seed(1)).items()}
-    for k, name in enumerate(filter(is_personal, list(theta))):
-        shape = (N, *theta[name].shape[1:])
-        theta[name] = torch.randn(shape, generator=torch.Generator().manual_seed(k)).double()
+    if one.config.personal:
+        shape = (N, *theta[SENSOR_EMBEDDING].shape[1:])
+        theta[SENSOR_EMBEDDING] = torch.randn(shape, generator=torch.Generator().manual_seed(0)).double()
     return theta
 
 
@@ -95,12 +91,12 @@ def test_a_nodes_forecast_does_not_depend_on_other_nodes(config: ModelConfig) ->
     y_hat = one.forecast(theta, b, None)
     assert y_hat.shape == (N, B, HORIZON)
     for node in range(N):
-        alone = {name: w[node : node + 1] if is_personal(name) else w for name, w in theta.items()}
+        alone = {name: w[node : node + 1] if name == SENSOR_EMBEDDING else w for name, w in theta.items()}
         some = slice(node, node + 1)
         torch.testing.assert_close(one.forecast(alone, b.rows(some), None), y_hat[some])
 
 
-def test_personal_calendar_and_change_affect_the_forecast() -> None:
+def test_sensor_calendar_and_change_affect_the_forecast() -> None:
     b = batch()
     same = Batch(b.x[:1].expand(N, -1, -1, -1), b.y, b.clock, None, b.moment)
     one = model(replace(SMALL, personal=2))

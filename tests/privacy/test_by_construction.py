@@ -1,4 +1,4 @@
-"""Nodes have no reference to true readings, to personal weights or to their owner, by any way."""
+"""Nodes have no reference to true readings or to their owner, by any way."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def arrays_of(first: object) -> list[np.ndarray[Any, Any]]:
 def secrets_of(owner: Owner) -> list[np.ndarray[Any, Any]]:
     """The arrays that must stay with the owner."""
     kept = [owner.truth.values, owner.data.inputs, owner.data.targets, owner.forecasts, owner.errors]
-    kept += [owner.data.profile, owner.data.weekly_profiles, *owner.personal.values()]
+    kept += [owner.data.profile, owner.data.weekly_profiles, owner.trust]
     if owner.intervals is not None:
         kept += [
             owner.intervals.reach,
@@ -66,8 +66,6 @@ def secrets_of(owner: Owner) -> list[np.ndarray[Any, Any]]:
             owner.intervals.size.knots,
             owner.interval_sums,
         ]
-    if owner.adam is not None:
-        kept += [*owner.adam.mean.values(), *owner.adam.square.values()]
     arrays = [as_array(one) for one in kept if one is not None]
     return [array for array in arrays if array is not None and array.size > 1]
 

@@ -240,15 +240,17 @@ def test_an_attack_gets_the_same_from_both(tmp_path: Path) -> None:
     one, other = (attack(Sender(site.ends[0], site.terms), 5) for site in sites)
     assert one == other
     assert len(set(one)) == len(one)  # the windows do make a difference
-    learned = [site.owners[0].personal for site in sites if site.owners[0] is not None]
-    assert any(not torch.equal(learned[0][name], learned[1][name]) for name in learned[0])
+    errors = [site.owners[0].errors for site in sites if site.owners[0] is not None]
+    assert not torch.equal(*errors)  # of the owners, who have different readings
 
 
-def test_the_attack_would_see_personal_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_attack_would_see_hidden_states_of_true_readings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     truths = TwoTruths.of(
         tmp_path, brief("cnfgnn-private"), city(n=SENSORS, rows=ROWS), ("plain", "shuffled")
     )
-    LEAKS["personal weights in h_c"](Leaky(monkeypatch))
+    LEAKS["h_c of true readings"](Leaky(monkeypatch))
     sites = [RecordedSites(truths, truth, [list(range(SENSORS))]) for truth in truths]
     one, other = (attack(Sender(site.ends[0], site.terms), 2) for site in sites)
     assert one != other

@@ -41,7 +41,7 @@ def told_with(truths: TwoTruths, truth: Dataset, folder: Path) -> Told:
     told = Told()
     [(_, owner)] = simulate(truth, truths.config, copies=truths.copies).owners
     nodes, ids = owner.nodes, truth.readings.ids
-    found = nodes.forecaster, owner.theta, owner.data, owner.trust, RUN, ids, 1, nodes.settings
+    found = nodes.forecaster, nodes.theta, owner.data, owner.trust, RUN, ids, 1, nodes.settings
     ready = Ready(*found, "tag", lambda: None, lambda: None)
 
     def show(copy: Readings, states: Sequence[State]) -> None:

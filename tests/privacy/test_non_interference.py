@@ -22,13 +22,12 @@ from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.messages import verbs
 from cnfgnn.algorithm.messages.verb import Verb
 from cnfgnn.algorithm.methods import METHODS
+from cnfgnn.algorithm.node_state import TRUST
 from cnfgnn.algorithm.owner import TOLD, Owner
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError, DataError, StorageError
 from cnfgnn.models.params import Params
 from cnfgnn.privacy.truth_and_copy import Blurring
-from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.training_loop import train
 from cnfgnn.transports.remote.endpoint import Endpoint
 from tests.conftest import FEDERATED
 from tests.privacy.recorded_sites import train_over_wires
@@ -41,13 +40,12 @@ from tests.privacy.two_truths import (
     brief,
     city,
     differences,
-    recorded,
     train_in_folder,
     train_with_faults,
 )
 
 GROUPS = ([0], [1, 2, 3])
-SEVERAL_NETWORKS = {"model.members": 2, "model.personal_layers": True}
+SEVERAL_NETWORKS = {"model.members": 2}
 NETWORKS = st.sampled_from([{}, SEVERAL_NETWORKS])
 PRIVATE = "cnfgnn-private"
 KINDS = list(TRUTHS)
@@ -92,7 +90,7 @@ def test_every_message_and_every_file_of_the_server_is_the_same(
     assert {"manifest.json", "events.jsonl", "scores"} <= one.files.keys()
     assert is_learned_from_truth((one, other))
     kept = {path for path in one.of_owner if path.startswith("checkpoints/owner-0/")}
-    assert kept  # personal weights, and the intervals that every owner has
+    assert kept  # the intervals that every owner has
 
 
 def test_every_verb_was_among_these_messages(trained: Callable[[str], Pair]) -> None:
@@ -268,34 +266,8 @@ def test_an_owner_who_tells_adds_the_sums_of_true_errors_and_nothing_else(tmp_pa
     assert differences(one, other) == []
 
 
-# ---- personal weights, without any blur -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("networks", [{}, SEVERAL_NETWORKS], ids=["one network", "several networks"])
-def test_personal_weights_are_in_nothing_that_leaves_even_without_blur(
-    monkeypatch: pytest.MonkeyPatch, networks: dict[str, Any]
-) -> None:
-    config, data = brief("cnfgnn-plus", **{"privacy.blur": 0.0}, **networks), city()
-    follow = Owner.follow
-    seen = Seen(), Seen()
-
-    def follow_and_overwrite(self: Owner, request: Verb, arrays: Params, answer: Params) -> Params:
-        added = follow(self, request, arrays, answer)
-        for w in self.personal.values():
-            w.normal_(generator=torch.Generator().manual_seed(3))
-        return added
-
-    for one, followed in zip(seen, (follow, follow_and_overwrite), strict=True):
-        monkeypatch.setattr(Owner, "follow", followed)
-        with recorded(one):
-            experiment = simulate(data, config, GROUPS, tells=False)
-            train(experiment)
-            assert experiment.owners[0][1].personal
-    assert differences(*seen) == []
-
-
 @pytest.mark.slow
-def test_several_networks_with_layers_of_their_own_tell_no_two_truths_apart(tmp_path: Path) -> None:
+def test_several_networks_tell_no_two_truths_apart(tmp_path: Path) -> None:
     truths = TwoTruths.of(tmp_path, brief(PRIVATE, **SEVERAL_NETWORKS), city(), ("plain", "noisy"))
     one, other = (train_with_faults(truths, data, GROUPS) for data in truths)
     assert differences(one, other) == []
@@ -344,13 +316,6 @@ def is_negative(owner: Owner) -> bool:
     return bool(np.nansum(owner.truth.values) < 0)
 
 
-def _personal_weights_in_h_c(leaky: Leaky) -> None:
-    leaky.replace(
-        "encoded",
-        lambda nodes, owner, original, theta, *rest: original(nodes, {**theta, **owner.personal}, *rest),
-    )
-
-
 def _census_of_true_readings(leaky: Leaky) -> None:
     def census(nodes: Clients, owner: Owner, original: Any, *args: Any, **kwargs: Any) -> Any:
         kept, nodes.series = nodes.series, owner.truth
@@ -375,7 +340,7 @@ def _one_bit_of_the_census(leaky: Leaky) -> None:
 def _true_errors_as_score(leaky: Leaky) -> None:
     def score(nodes: Clients, owner: Owner, original: Any, split: Any) -> Any:
         original(nodes, split)
-        return nodes.forecaster.summed_errors(owner.theta, owner.data, owner.h_G, split)
+        return nodes.forecaster.summed_errors(nodes.theta, owner.data, owner.h_G, split)
 
     leaky.replace("score", score)
 
@@ -399,10 +364,11 @@ def _linear_forecasts_of_true_readings(leaky: Leaky) -> None:
     leaky.replace("backward", backward)
 
 
-def _personal_weights_in_a_state_of_the_nodes(leaky: Leaky) -> None:
+def _trust_in_a_state_of_the_nodes(leaky: Leaky) -> None:
     def save(nodes: Clients, owner: Owner, original: Any, tag: str, keep: Any) -> None:
         original(nodes, tag, keep)
-        nodes.store.write(tag, nodes.store.read(tag) | owner.personal, keep)
+        assert owner.trust is not None
+        nodes.store.write(tag, nodes.store.read(tag) | {TRUST: owner.trust}, keep)
 
     leaky.replace("save", save)
 
@@ -419,7 +385,6 @@ def _failure_at_negative_readings(leaky: Leaky) -> None:
 
 
 LEAKS: Mapping[str, Callable[[Leaky], None]] = {
-    "personal weights in h_c": _personal_weights_in_h_c,
     "h_c of true readings": lambda leaky: leaky.on_true_readings("encoded"),
     "gradients from true readings": lambda leaky: leaky.on_true_readings("backward"),
     "weights that learn from true readings": lambda leaky: leaky.on_true_readings("step"),
@@ -429,7 +394,7 @@ LEAKS: Mapping[str, Callable[[Leaky], None]] = {
     "usual week of true readings": _usual_week_of_true_readings,
     "levels of true readings": lambda leaky: leaky.on_true_readings("levels"),
     "linear forecasts of true readings": _linear_forecasts_of_true_readings,
-    "personal weights in a state of the nodes": _personal_weights_in_a_state_of_the_nodes,
+    "trust in a state of the nodes": _trust_in_a_state_of_the_nodes,
     "failure that depends on readings": _failure_at_negative_readings,
 }
 

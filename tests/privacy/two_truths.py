@@ -67,7 +67,7 @@ TRUTHS: Mapping[str, Callable[[Values, np.random.Generator], Values]] = {
     "constant": lambda values, rng: np.full_like(values, 61.5),
     "negative": lambda values, rng: -values,
     "one negative": lambda values, rng: values * np.where(np.arange(values.shape[1]) == 0, -1, 1),
-    "huge": lambda values, rng: rng.choice([-1, 1], values.shape) * 1e12,  # personal training diverges
+    "huge": lambda values, rng: rng.choice([-1, 1], values.shape) * 1e12,
     "tiny": lambda values, rng: 1e-38 * values,
     "peaks": _peaks,
     "shuffled": lambda values, rng: rng.permuted(values, axis=0),

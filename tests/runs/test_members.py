@@ -14,7 +14,7 @@ from cnfgnn.algorithm.pooled import Pooled
 from cnfgnn.algorithm.server import Server
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.models.params import Params, is_personal
+from cnfgnn.models.params import Params
 from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run
@@ -37,19 +37,19 @@ def members(method: str, count: int = K, **changes: Any) -> Config:
 
 
 def weights(experiment: Experiment) -> tuple[Params, Params]:
-    """Of the nodes with their personal ones, and of the Graph Network."""
+    """Of the nodes, and of the Graph Network."""
     strategy = experiment.strategy
     assert isinstance(strategy, Server | Pooled)
     if isinstance(strategy, Server):
         strategy.nodes.flush()
     network = {} if strategy.gn is None else dict(strategy.gn.gn.state_dict())
-    return experiment.owners[0][1].theta, network
+    return experiment.owners[0][1].nodes.theta, network
 
 
 def begin_as(alone: Experiment, together: Experiment, k: int) -> None:
     """Begin with the weights of one member."""
     theta, network = weights(together)
-    own = {name: w[:, k] for name, w in theta.items() if not is_personal(name)}
+    own = {name: w[:, k] for name, w in theta.items()}
     own_network = {
         f"gn.{name.removeprefix(f'networks.{k}.')}": w
         for name, w in network.items()

@@ -16,7 +16,7 @@ from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import rows_of
 from cnfgnn.errors import ConfigError, DataError, RunError
-from cnfgnn.models.params import is_personal
+from cnfgnn.models.plus import SENSOR_EMBEDDING
 from cnfgnn.runs.evaluate import weights_of
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
@@ -69,12 +69,9 @@ def test_a_training_begins_with_the_weights_of_the_earlier_run(method: str, tmp_
     assert experiment.scaler == run.scaler
     for name, w in weights.theta.items():
         assert torch.equal(owner.nodes.theta[name], w.expand_as(owner.nodes.theta[name])), name
-    assert owner.personal.keys() == weights.personal.keys()
-    for name, w in weights.personal.items():
-        assert torch.equal(owner.personal[name], w), name
     if isinstance(strategy, Pooled):
         for name, w in strategy.theta.items():
-            assert torch.equal(w, (weights.personal if is_personal(name) else weights.theta)[name])
+            assert torch.equal(w, weights.theta[name])
     if strategy.gn is not None:
         now = strategy.gn.state()
         assert all(torch.equal(now[name], w) for name, w in weights.server.items() if name.startswith("gn."))
@@ -82,16 +79,18 @@ def test_a_training_begins_with_the_weights_of_the_earlier_run(method: str, tmp_
         assert owner.nodes.h_G is not None  # nodes that learned with embeddings go on with embeddings
 
 
-def test_new_sensors_begin_with_zero_and_those_that_are_gone_are_left_out(earlier: Run) -> None:
-    weights = replace(weights_of(earlier), sensors=["s0", "new to us", "s2", "s5", "s4", "s3"])
-    experiment = simulate(ALL, earlier.config, kept_scaler=weights.scaler)
+def test_embeddings_of_new_sensors_begin_with_zero_and_those_that_are_gone_are_left_out(
+    tmp_path: Path,
+) -> None:
+    run = trained(tmp_path / "run", first(150), small("mlp-central"))
+    weights = replace(weights_of(run), sensors=["s0", "new to us", "s2", "s5", "s4", "s3"])
+    experiment = simulate(ALL, run.config, kept_scaler=weights.scaler)
     go_on_from(experiment, weights, ALL.readings.ids)  # s1 is new; s3, s4 and s5 are in another order
     [(_, owner)] = experiment.owners
-    for name, w in weights.personal.items():
-        assert w.abs().sum() > 0
-        assert torch.equal(owner.personal[name][1], torch.zeros_like(w[0]))
-        for row, before in ((0, 0), (2, 2), (3, 5), (4, 4), (5, 3)):
-            assert torch.equal(owner.personal[name][row], w[before])
+    now, before = owner.nodes.theta[SENSOR_EMBEDDING], weights.theta[SENSOR_EMBEDDING]
+    assert before.any()
+    assert not now[1].any()
+    assert torch.equal(now[[0, 2, 3, 4, 5]], before[[0, 2, 5, 4, 3]])
 
 
 def test_a_new_sensor_with_a_model_of_its_own_begins_as_the_seed_says(tmp_path: Path) -> None:
@@ -111,9 +110,8 @@ def test_weights_in_memory_are_those_of_the_run_folder(tmp_path: Path, earlier: 
     experiment = simulate(first(150), earlier.config)
     evaluate_best(experiment, train(experiment))
     here, there = Weights.of(experiment, first(150).readings.ids), weights_of(earlier)
-    for mine, others in ((here.theta, there.theta), (here.personal, there.personal)):
-        assert mine.keys() == others.keys()
-        assert all(torch.equal(mine[name], w) for name, w in others.items())
+    assert here.theta.keys() == there.theta.keys()
+    assert all(torch.equal(here.theta[name], w) for name, w in there.theta.items())
     assert all(torch.equal(w, there.server[name]) for name, w in here.server.items())
     assert (tuple(here.sensors), here.scaler) == (tuple(there.sensors), there.scaler)
 

@@ -97,13 +97,6 @@ def test_a_run_is_judged_with_the_weights_it_ended_with(
     assert vars(evaluate_run(run, data).overall) == run.test()["overall"]
 
 
-def test_weights_that_are_personal_are_never_shortened() -> None:
-    theta = {"encoder.0.weight": torch.rand(1, 2, 3), "encoder.personal.embedding": torch.rand(4, 1, 2)}
-    sent = VERBS["load"].quantised(theta, "int8")
-    assert sent["encoder.0.weight"].dtype == torch.bfloat16
-    assert sent["encoder.personal.embedding"] is theta["encoder.personal.embedding"]
-
-
 @pytest.mark.parametrize("wire", ["bf16", "int8"])
 def test_the_server_knows_the_weights_that_arrived_not_those_it_sent(wire: str, data: Dataset) -> None:
     experiment = simulate(data, small("sl-fedavg", **{"training.wire": wire}))

@@ -35,13 +35,13 @@ from cnfgnn.algorithm.messages.randomness import (
     generator,
 )
 from cnfgnn.algorithm.messages.settings import NodeSettings
-from cnfgnn.algorithm.node_state import THETA, NodeState, check_without_personal
+from cnfgnn.algorithm.node_state import THETA, NodeState
 from cnfgnn.algorithm.store import Store
 from cnfgnn.config.settings import Missing, Wire
 from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import SPLITS, Split, Windows
-from cnfgnn.models.params import Params, models, own, part, rows, shared, size
+from cnfgnn.models.params import Params, models, own, part, rows, size
 from cnfgnn.models.plus import levels, node_model
 
 
@@ -97,7 +97,7 @@ class Clients:
         self.forecaster = Forecaster(self.model, self.compute, s.loss)
         self.sent = s.model.sent_width
         theta = self.model.init(generator(s.seed, NODE_WEIGHTS))
-        parameters = size(shared(theta))
+        parameters = size(theta)
         self.memory = NodeMemory(self.model, parameters, windows.history, windows.horizon, self.compute)
         self.home = self.memory.home(self.series.nodes, s.keep_optimizer)
         self.joint = JointLearning(self)
@@ -267,11 +267,11 @@ class Clients:
         return {name: w.detach().expand(n, *w.shape[1:]) for name, w in self.theta.items()}
 
     def load(self, theta: Params) -> None:
-        """Continue with these weights; personal ones are the owner's and are left out."""
+        """Continue with these weights."""
         # a copy: other groups in this process may hold the same tensors
         self.theta = {
             name: w.detach().to(self._device_of(w), self.compute.dtype, copy=True)
-            for name, w in shared(theta).items()
+            for name, w in theta.items()
         }
         self._fix_weights()
 
@@ -328,7 +328,7 @@ class Clients:
         saved = self.store.read(tag)
         if not saved:
             return
-        state = NodeState.of(saved, self.home, f"{tag} of {self.name}")
+        state = NodeState.of(saved, self.home)
         self.load(state.theta)
         self.data.restore(saved)
         self.h_G, self.regulariser, self.adam = None, state.regulariser, None
@@ -342,7 +342,6 @@ class Clients:
         theta = part(self.store.earlier(run, tag), THETA)
         if not theta:
             return
-        check_without_personal(theta, f"{tag} of {self.name}")
         first = self.theta  # drawn from the seed
         self.load({name: torch.where(w.isnan(), first[name].to(w), w) for name, w in theta.items()})
 

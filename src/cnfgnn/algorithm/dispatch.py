@@ -34,7 +34,7 @@ def run(owner: Owner, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
     while waiting:
         call = waiting.pop(0)
         if waiting and _averaged_in_groups(owner.nodes, call, waiting[0]):
-            replies += [{}, update_and_average(owner, call, waiting.pop(0))]
+            replies += [{}, update_and_average(owner.nodes, call, waiting.pop(0))]
             continue
         answered = answer(owner.nodes, call)
         reply = answered.reply | owner.follow(*answered)
@@ -49,12 +49,12 @@ def _averaged_in_groups(nodes: Clients, call: Call, after: Call) -> bool:
     return together and nodes.wire == "full" and len(nodes.groups) > 1
 
 
-def update_and_average(owner: Owner, update: Call, weights: Call) -> dict[str, Tensor]:
+def update_and_average(nodes: Clients, update: Call, weights: Call) -> dict[str, Tensor]:
     """Have the nodes learn in groups, and add up their weights as the groups finish: (1, ...).
 
     The weights of a node are dropped after that: its next are those that the server sends it.
     """
-    nodes, share = owner.nodes, weights.mean_by
+    share = weights.mean_by
     assert share is not None
     share = (share / share.sum()).double()
     mean: dict[str, Tensor] = {}
@@ -63,7 +63,6 @@ def update_and_average(owner: Owner, update: Call, weights: Call) -> dict[str, T
         assert isinstance(request, Update)
         learned = nodes.learned(request.r_g, request.r_c, request.step, request.minibatches)
         for some, theta in learned:
-            owner.follow_some(request, some, theta)
             for name, w in theta.items():
                 part = share[some].to(w) @ w.detach().flatten(1)
                 mean[name] = mean.get(name, torch.zeros_like(part, dtype=torch.float64)) + part

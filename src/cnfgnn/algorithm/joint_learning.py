@@ -36,7 +36,6 @@ class JointLearning:
 
     def __init__(self, nodes: Clients) -> None:
         self.nodes = nodes
-        self.recordings = 0  # how often recording began anew; an owner records the same minibatches
         self._pools = [RecordingPool(nodes.compute.device) for _ in range(3)]
         self._place: Params = {}  # (n, ...): where the nodes' weights are whenever they learn
         self._waiting: dict[int, _Gradients] = {}  # by the number of windows
@@ -54,7 +53,6 @@ class JointLearning:
         if self.recorded:
             functions = [Replay(f, pool) for f, pool in zip(functions, self._pools, strict=True)]
         self._encode, self._there, self._back = functions
-        self.recordings += 1
         self._waiting.clear()
         self._draw = None
 

@@ -105,6 +105,12 @@ def check_method(config: Config) -> Method:
             f"{method.name} takes one optimiser step per minibatch, so its optimisers must keep their state",
             ["kept"],
         )
+    if config.model.personal and method.federated:
+        able = ", ".join(m.name for m in _TABLE if not m.federated)
+        problem = (
+            f"must be 0 for {method.name}; only methods on pooled data learn an embedding of each sensor"
+        )
+        raise ConfigError("model.personal", f"{problem}: {able}")
     if config.training.seen < 1 and not (method.inductive and method.federated):
         able = ", ".join(m.name for m in _TABLE if m.inductive and m.federated)
         raise ConfigError(

@@ -1,42 +1,34 @@
-"""What only the owner of a group of nodes has: true readings, personal weights, forecasts and true errors.
+"""What only the owner of a group of nodes has: true readings, forecasts and true errors.
 
 An owner follows its nodes: after they have answered a verb from the blurred copy, it does its own part with
-the true readings. It trains the personal weights on the minibatch that the nodes trained on, forecasts,
-evaluates its forecasts, learns from their errors how wide intervals must be, and saves what it learned. No
-verb reaches it, and its nodes do not know it. So nothing that leaves depends on more than the copy, except
-the sums of true errors if the owner tells them.
+the true readings. It forecasts with the nodes' weights, evaluates its forecasts, learns from their errors how
+wide intervals must be, and saves what it learned. No verb reaches it, and its nodes do not know it. So
+nothing that leaves depends on more than the copy, except the sums of true errors if the owner tells them.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.compute.adam import Adam
-from cnfgnn.algorithm.compute.cuda_graphs import RecordingPool, Replay
-from cnfgnn.algorithm.learning_group import active, rows_of
 from cnfgnn.algorithm.messages import verbs
-from cnfgnn.algorithm.messages.randomness import NODE_WEIGHTS, decay, generator
 from cnfgnn.algorithm.messages.verb import Verb
-from cnfgnn.algorithm.node_state import PERSONAL, OwnerState
+from cnfgnn.algorithm.node_state import TRUST
 from cnfgnn.algorithm.store import Store
 from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Split
 from cnfgnn.errors import StorageError
 from cnfgnn.forecasters.intervals import Errors, Floats, Intervals, Ints, interval_sums
-from cnfgnn.models.params import Params, part, personal, rows
+from cnfgnn.models.params import Params, part
 
 TOLD = "told"  # the array of true errors in an answer
 INTERVALS = "intervals."  # before the names of their tensors in checkpoints
 CALIBRATING = 1500  # windows of the validation split at most: neighbouring ones tell almost the same
-EVERYONE = slice(None)
 MOST_ERRORS = 5 * 10**7  # in memory at once, to calibrate: some thousand sensors use fewer windows
 
 
@@ -54,8 +46,6 @@ class Owner:
 
     def __init__(self, nodes: Clients, truth: Series, store: Store, tells: bool = False) -> None:
         self.nodes, self.truth, self.store, self.tells = nodes, truth, store, tells
-        self.personal: Params = {}  # (n, ...)
-        self.adam: Adam | None = None
         self.trust: Tensor | None = None  # (n,): the share of what the network adds to linear forecasts
         self.h_G: Tensor | None = None  # of the split that is evaluated next
         self.errors: Tensor | None = None  # (n t 8): of the split that was evaluated last
@@ -64,9 +54,6 @@ class Owner:
         self.interval_sums: Floats | None = None  # (n t r 4): of the test split, if it was evaluated last
         self.bounds: Floats | None = None  # (2 l n t): of the forecasts, if there are intervals
         self._lowest: tuple[Series | None, int, float] = None, 0, np.inf
-        self._pool = RecordingPool(nodes.compute.device)
-        # A minibatch of joint learning, and the optimiser and the recording of the nodes that it goes with.
-        self._recorded: tuple[Adam, int, Replay] | None = None
 
     def follow(self, request: Verb, arrays: Params, answer: Params) -> Params:
         """Do the owner's part of a verb that the nodes have answered; returns what it adds to the answer."""
@@ -77,10 +64,6 @@ class Owner:
                 self.h_G = arrays["h_G"]
             case verbs.Inform():
                 self.data.inform(arrays["means"])
-            case verbs.Update():
-                self._update(request)
-            case verbs.Backward(learn=True):
-                self._learn_with(request, arrays["h_G"])
             case verbs.Score():
                 self._evaluate(request.split, answer["sums"])
                 # An answer with other numbers would be refused as a whole, the nodes' own sums included.
@@ -92,17 +75,10 @@ class Owner:
                 self._save(request)
             case verbs.Restore():
                 self._restore(request)
-            case verbs.Inherit():
-                self._inherit(request)
         return {}
 
-    @staticmethod
-    def trains_on(request: Verb) -> bool:
-        """Whether following this verb may take long. It can be done after the answer has been sent."""
-        return isinstance(request, verbs.Update | verbs.Backward)
-
     def prepare(self) -> None:
-        """Scale the true readings as the nodes scale their copy, and begin with personal weights of zero."""
+        """Scale the true readings as the nodes scale their copy."""
         nodes = self.nodes
         s = nodes.settings
         if self.truth is nodes.series:
@@ -119,8 +95,7 @@ class Owner:
                 s.inputs,
                 None if nodes.data.others is None else nodes.data.others.scales,
             )
-        self.load(nodes.model.init(generator(s.seed, NODE_WEIGHTS)))
-        self.adam, self.trust, self.h_G, self.errors, self.forecasts = None, None, None, None, None
+        self.trust, self.h_G, self.errors, self.forecasts = None, None, None, None
         self.intervals, self.interval_sums, self.bounds = None, None, None
 
     def _scale_inputs(self) -> None:
@@ -128,126 +103,23 @@ class Owner:
         if self.data.others is not None and self.nodes.data.others is not None:
             self.data.others.use(self.nodes.data.others.scales)
 
-    def load(self, theta: Params) -> None:
-        """Continue with the personal weights among these."""
-        compute = self.nodes.compute
-        own = personal(theta, self.nodes.series.nodes)
-        self.personal = {name: w.to(compute.device, compute.dtype) for name, w in own.items()}
-        self._recorded = None
-
-    @property
-    def theta(self) -> Params:
-        """All weights that forecasts are made with: the nodes' weights and the personal ones."""
-        return {name: w.detach() for name, w in self.nodes.theta.items()} | self.personal
-
-    # ---- personal weights ---------------------------------------------------------------------------
-
-    def follow_some(self, request: verbs.Update, some: slice, theta: Params) -> None:
-        """Do the owner's part of an update for some nodes, which have these weights at its end."""
-        self._update(request, some, theta)
-
-    def _update(self, request: verbs.Update, some: slice = EVERYONE, theta: Params | None = None) -> None:
-        """Take the minibatches of an update once more, with the weights that the nodes have now."""
-        nodes = self.nodes
-        first, until = nodes.client_batches.some(request.r_c, request.minibatches)
-        if not self.personal:
-            return
-        self._set_rate(request.r_g, fresh=not (nodes.settings.keep_optimizer or first or some.start))
-        self.data.fit()
-        learn: Callable[..., Tensor | None]
-        learn = self._learn if theta is None else partial(self._learn, some=some, theta=theta)
-        # A recording cannot fetch weights from the machine's memory.
-        if theta is not None or nodes.home == nodes.compute.device:
-            learn = Replay(learn, self._pool)
-        for number in range(first, until):
-            windows = nodes.client_batches.numbered(request.r_g, number)
-            h_G = nodes.at(rows_of(nodes.h_G, some), windows)
-            learn(windows, h_G, nodes.coins[request.step + number])
-
-    def _learn_with(self, request: verbs.Backward, h_G: Tensor) -> None:
-        """Take the minibatch of a `backward`, with the h_G that came for it."""
-        if self.personal:
-            self._set_rate(request.draw.r_g)
-            self.data.fit()
-            windows = self.nodes.server_batches[request.draw]
-            self._joint_learning()(windows, h_G.detach(), self.nodes.coins[request.step])
-
-    def _joint_learning(self) -> Callable[..., Tensor | None]:
-        """One minibatch of joint learning; where the nodes record theirs, so does the owner."""
-        joint = self.nodes.joint
-        if not joint.recorded:
-            return self._learn
-        assert self.adam is not None
-        if self._recorded is None or self._recorded[:2] != (self.adam, joint.recordings):
-            self._recorded = self.adam, joint.recordings, Replay(self._learn, self._pool)
-        return self._recorded[2]
-
-    def _set_rate(self, r_g: int, fresh: bool = False) -> None:
-        settings = self.nodes.settings
-        if self.adam is None or fresh:
-            self.adam = Adam(self.personal, settings.client_lr)
-        self.adam.set_rate(settings.client_lr * decay(r_g, settings.decay_rounds))
-
-    def _learn(
-        self,
-        windows: Tensor,
-        h_G: Tensor | None,
-        truth: Tensor | None,
-        some: slice = EVERYONE,
-        theta: Params | None = None,
-    ) -> None:
-        """One minibatch of true readings: only the personal weights take a step. With `some`, only of these
-        nodes, whose embeddings h_G are given, and their other weights `theta`."""
-        assert self.adam is not None
-        nodes, data = self.nodes, self.data.of_nodes(some)
-        theta = self.nodes.theta if theta is None else theta
-        first, _, _ = some.indices(self.data.nodes)
-        for few in nodes.memory.within(data.nodes, len(windows)):
-            batch, has = data.of_nodes(few).batch("train", windows, rows_of(h_G, few))
-            place = slice(first + few.start, first + few.stop)
-            own = {name: w[place].requires_grad_() for name, w in self.personal.items()}
-            both = rows({name: w.detach() for name, w in theta.items()}, few, nodes.compute.device) | own
-            losses = nodes.forecaster.losses(both, batch, rows_of(h_G, few), truth)
-            gradients = torch.autograd.grad(losses.sum(), list(own.values()))
-            grads = dict(zip(own, gradients, strict=True))
-            self.adam.step(own, grads, active(has), place)
-
-    def _reset_diverged(self) -> None:
-        """Set personal weights that are no longer finite back to zero. Nobody but the owner may notice."""
-        if not self.personal:
-            return
-        finite = torch.stack([w.flatten(1).isfinite().all(dim=1) for w in self.personal.values()]).all(dim=0)
-        diverged = (~finite).nonzero().flatten()
-        if not len(diverged):
-            return
-        logging.getLogger(__name__).warning(
-            "the personal weights of %d of %d sensors diverged and start again from zero",
-            len(diverged),
-            len(finite),
-        )
-        kept = [] if self.adam is None else [*self.adam.mean.values(), *self.adam.square.values()]
-        for w in [*self.personal.values(), *kept]:
-            w[diverged] = 0
-        if self.adam is not None:
-            self.adam.steps[diverged] = 0
-
     # ---- forecasts and errors -----------------------------------------------------------------------
 
     def forecasts_of(self, split: Split, windows: slice) -> Tensor:
         """y_hat of some windows, scaled: (n b t)."""
-        return self.nodes.forecaster.forecasts(self.theta, self.data, self.h_G, split, windows, self.trust)
+        nodes = self.nodes
+        return nodes.forecaster.forecasts(nodes.theta, self.data, self.h_G, split, windows, self.trust)
 
     def _evaluate(self, split: Split, of_copy: Tensor) -> None:
-        """Evaluate on true readings. Without blur and personal weights these are the nodes' own errors.
+        """Evaluate on true readings. Without blur and linear forecasts these are the nodes' own errors.
 
         Validation errors also decide how far forecasts trust the network.
         """
-        if self.data is self.nodes.data and not self.personal and not self.data.linear:
+        if self.data is self.nodes.data and not self.data.linear:
             self.errors = of_copy
         else:
-            self._reset_diverged()
             self.data.fit()
-            forecaster, evaluated = self.nodes.forecaster, (self.theta, self.data, self.h_G)
+            forecaster, evaluated = self.nodes.forecaster, (self.nodes.theta, self.data, self.h_G)
             if self.data.linear and split == "validation":
                 self.trust = forecaster.trust(*evaluated)
             self.errors = forecaster.summed_errors(*evaluated, split, self.trust)
@@ -257,7 +129,6 @@ class Owner:
     def forecast(self, levels: Sequence[int] = ()) -> None:
         """Forecast the window ahead; NaN for a node that has no reading in its history. The bounds of every
         level are at hand; `levels` says which of them are wanted."""
-        self._reset_diverged()
         y_hat = self.data.unscaled(self.forecasts_of("test", slice(0, 1)))[:, 0]
         has = self.data.available["test"]
         self.forecasts = y_hat if has is None else y_hat.masked_fill(~has, torch.nan)
@@ -340,14 +211,13 @@ class Owner:
 
     @property
     def _keeps_state(self) -> bool:
-        return bool(self.personal) or bool(self.data.state()) or self.intervals is not None
+        return bool(self.data.state()) or self.intervals is not None
 
     def _save(self, request: verbs.Save) -> None:
         if not self._keeps_state:
             return
         self.data.fit()
-        adam = self.adam.state() if self.adam is not None and self.nodes.settings.keep_optimizer else {}
-        state = OwnerState(self.personal, adam, self.trust).flat()
+        state = {} if self.trust is None else {TRUST: self.trust}
         state |= self.data.state() | self.interval_state()
         self.store.write(request.tag, state, request.keep.split())
 
@@ -361,12 +231,6 @@ class Owner:
         kept = part(state, INTERVALS)
         self.intervals = Intervals.of(kept) if kept else None
 
-    def _inherit(self, request: verbs.Inherit) -> None:
-        """Begin with the personal weights of another run; they are zero for a node that took no part."""
-        kept = part(self.store.earlier(request.run, request.tag), PERSONAL)
-        if kept:
-            self.load({name: w.nan_to_num() for name, w in kept.items()})
-
     def _restore(self, request: verbs.Restore) -> None:
         """Go back to a saved state; without one, an owner goes on with what it has."""
         self._scale_inputs()
@@ -376,11 +240,5 @@ class Owner:
         if not saved:
             return
         self.load_intervals(saved)
-        state = OwnerState.of(saved, self.nodes.compute.device)
-        self.load(state.personal)
-        self.trust = state.trust
+        self.trust = saved[TRUST].to(self.nodes.compute.device) if TRUST in saved else None
         self.data.restore(saved)
-        self.adam = None
-        if state.adam:
-            self.adam = Adam(self.personal, self.nodes.settings.client_lr)
-            self.adam.load(state.adam)

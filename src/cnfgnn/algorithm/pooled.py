@@ -21,18 +21,24 @@ from cnfgnn.algorithm.store import Store
 from cnfgnn.config.settings import TrainingConfig
 from cnfgnn.data.windows import Split
 from cnfgnn.models.graphnet import Edges
-from cnfgnn.models.params import Params, part
+from cnfgnn.models.params import Params, own, part
+from cnfgnn.models.plus import SENSOR_EMBEDDING
 
 
 class Pooled:
-    """One node model for all (m = 1), and the Graph Network if there is one, trained end to end."""
+    """One node model for all (m = 1), and the Graph Network if there is one, trained end to end.
+
+    Only the embedding of each sensor (`model.personal`) has a row for each node.
+    """
 
     def __init__(
         self, owner: Owner, graph: Edges, gn: GraphLearner | None, training: TrainingConfig, store: Store
     ) -> None:
         self.owner, self.clients, self.graph, self.gn, self.store = owner, owner.nodes, graph, gn, store
-        clients = self.clients
-        self.theta: Params = {name: w.requires_grad_() for name, w in owner.theta.items()}
+        clients, theta = self.clients, dict(self.clients.theta)
+        if SENSOR_EMBEDDING in theta:
+            theta |= own({SENSOR_EMBEDDING: theta[SENSOR_EMBEDDING]}, clients.series.nodes)
+        self.theta: Params = {name: w.detach().requires_grad_() for name, w in theta.items()}
         self.adam = Adam(self.theta, training.client_lr)
         self.step = 0
         # never called: its rounds have no phases
@@ -48,12 +54,7 @@ class Pooled:
             self._minibatch(clients.client_batches[draw], clients.coins[self.step])
             self.step += 1
             clients.tick()
-        self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Give the nodes and their owner the weights to forecast with."""
-        self.clients.load(self.theta)
-        self.owner.load(self.theta)
+        clients.load(self.theta)
 
     def _set_rates(self, r_g: int) -> None:
         settings = self.clients.settings
@@ -80,13 +81,12 @@ class Pooled:
         self.adam.step(self.theta, dict(zip(self.theta, grads, strict=True)))
 
     def score(self, split: Split) -> Sums:
-        """Summed errors of every node. Whoever trains centrally knows the personal weights, too."""
+        """Summed errors of every node."""
         self.ready(split)
-        owner = self.owner
-        evaluated = owner.theta, self.clients.data, owner.h_G, split
-        of_copy = told = self.clients.forecaster.summed_errors(*evaluated)
-        if owner.data is not self.clients.data:
-            told = self.clients.forecaster.summed_errors(owner.theta, owner.data, owner.h_G, split)
+        owner, clients = self.owner, self.clients
+        of_copy = told = clients.forecaster.summed_errors(clients.theta, clients.data, owner.h_G, split)
+        if owner.data is not clients.data:
+            told = clients.forecaster.summed_errors(clients.theta, owner.data, owner.h_G, split)
         owner.evaluate_intervals(split)
         return Sums(of_copy, told)
 
@@ -108,14 +108,14 @@ class Pooled:
                 self.theta[name].copy_(w)
         if self.gn is not None:
             self.gn.load_weights(state)
-        self._hand_over()
+        self.clients.load(self.theta)
 
     def ready(self, split: Split) -> None:
         """Give every node the embeddings that it needs to forecast the windows of a split."""
         if self.gn is None:
             return
-        clients, theta = self.clients, self.owner.theta
-        parts = [clients.encoded(theta, split, windows) for windows in clients.data.chunks(split)]
+        clients = self.clients
+        parts = [clients.encoded(clients.theta, split, windows) for windows in clients.data.chunks(split)]
         h_c = torch.cat(parts, dim=1).to(clients.stored_dtype)[..., : clients.sent]
         self.owner.h_G = self.gn.propagate(h_c, self.graph, clients.data.available[split])
 
@@ -152,4 +152,4 @@ class Pooled:
         self.owner.load_intervals(part(state, OWNER))
         if self.gn is not None:
             self.gn.load(state)
-        self._hand_over()
+        self.clients.load(self.theta)

@@ -40,7 +40,7 @@ from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import RunError
 from cnfgnn.files import write_whole
-from cnfgnn.models.params import Params, part, shared
+from cnfgnn.models.params import Params, part
 
 RECORDING_FILE = "recording.safetensors"  # in the run folder of a server that records
 FORMAT = 1
@@ -258,7 +258,7 @@ class Recorder:
             asked = windows_of(Census.read(call.numbers).plan, dict(call.tensors))
             self._note_census(asked, reply, answered)
         elif call.verb == Load.name:
-            self._note_load(shared(_kept(call.tensors)), only_some=len(rows) < self.nodes)
+            self._note_load(_kept(call.tensors), only_some=len(rows) < self.nodes)
         elif call.verb == Weights.name and self.minibatches:
             before = self.intervals[-1].after
             after = {

@@ -1,7 +1,4 @@
-"""The nodes' model as the server can run it: any readings, public facts and the weights that all nodes share.
-
-Personal weights never reach the server. They are zero in everything that nodes send, so they are zero here.
-"""
+"""The nodes' model as the server can run it: any readings, public facts and the weights that nodes share."""
 
 from __future__ import annotations
 
@@ -38,8 +35,6 @@ class Replica:
         self.absent, self.observed = public.absent[rows].to(device), public.observed[rows].to(device)
         known = public.profile_known
         self.profile_known = None if known is None else known[rows].to(device)
-        with torch.device("meta"):
-            self._shapes = {name: w.shape for name, w in self.model.init(torch.Generator()).items()}
 
     @property
     def nodes(self) -> int:
@@ -50,13 +45,8 @@ class Replica:
         return torch.from_numpy(self.windows.starts[split]).to(self.device)[places.to(self.device)]
 
     def theta(self, shared: Mapping[str, Tensor]) -> Params:
-        """All weights of the model: those that were shared, and zeros for personal ones; none if nothing was
-        shared."""
-        if not shared:
-            return {}
-        m = next(iter(shared.values())).shape[0]
-        zeros = {name: torch.zeros(m, *shape[1:], device=self.device) for name, shape in self._shapes.items()}
-        return zeros | {name: w.to(self.device, DTYPE) for name, w in shared.items()}
+        """The weights of the model, as the attacker computes with them; none if nothing was shared."""
+        return {name: w.to(self.device, DTYPE) for name, w in shared.items()}
 
     def batch(
         self, starts: Tensor, readings: Tensor, profile: Tensor | None = None, weight: Tensor | None = None

@@ -145,7 +145,7 @@ def evaluate(
     scores = result["scores"]
     _print_recording(kit, run, result)
     if as_json:
-        about = ("errors_against", "without_personal_weights", "told", "blur")
+        about = ("errors_against", "without_trust", "told", "blur")
         print(json.dumps({**scores, **{key: result[key] for key in about}}))
         return
     progress.out().print(progress.errors_table(scores, f"{run}, {split}", result["step"] / 60))
@@ -213,8 +213,8 @@ def _print_about_errors(result: Mapping[str, Any]) -> None:
     true_ones = "each site has its true errors in evaluations/ of its kit"
     if result["errors_against"] == "copies":
         print(f"these are errors against the blurred copies of the readings; {true_ones}")
-    elif result["without_personal_weights"]:
-        print(f"these are errors of forecasts without the sensors' personal weights; {true_ones}")
+    elif result["without_trust"]:
+        print(f"these are errors with all that the network adds, of which sensors take a share; {true_ones}")
     for site, errors in result["told"].items():
         shown = f"RMSE {progress.number(errors['rmse'])}, MAE {progress.number(errors['mae'])}"
         print(f"true errors that site {site} tells: {shown}")

@@ -89,7 +89,6 @@ _PERCEPTRON: Changes = {
     "model.encoder": "perceptron",
     "model.decoder": "direct",
     "model.change": True,
-    "model.personal": 16,
     "model.gaps": True,
     "training.sampling": 0.0,
 }
@@ -99,7 +98,6 @@ _PLUS: Changes = {
     "model.hidden": 64,
     "model.profile": True,
     "model.linear": True,
-    "model.personal_head": True,
     "training.rounds": 12,
     "training.client_lr": 2e-3,
     "training.optimizer_state": "kept",
@@ -189,6 +187,7 @@ METHOD_SETTINGS: Mapping[str, MethodSettings] = {
             **_PERCEPTRON,
             "model.hidden": 320,
             "model.calendar": 16,
+            "model.personal": 16,
             "training.rounds": 20,
             "training.client_batch": 16,
         },

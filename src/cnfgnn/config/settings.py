@@ -170,19 +170,9 @@ class ModelConfig:
     )
     personal: int = setting(
         0,
-        "Width of an embedding that each node learns for itself and keeps to itself; 0 for none.",
+        "Width of a learned embedding of each sensor, for methods on pooled data; 0 for none.",
         at_least=0,
         at_most=MOST_UNITS,
-        sent_to_nodes=True,
-    )
-    personal_head: bool = setting(
-        False,
-        "Give each node its own correction of the output layer, which stays at the node.",
-        sent_to_nodes=True,
-    )
-    personal_layers: bool = setting(
-        False,
-        "Give each node its own correction of the first layers of a perceptron and of a direct decoder, too.",
         sent_to_nodes=True,
     )
     members: int = setting(

@@ -30,21 +30,6 @@ def part(state: Mapping[str, Tensor], prefix: str, device: torch.device | None =
     return found if device is None else {name: w.to(device) for name, w in found.items()}
 
 
-def is_personal(name: str) -> bool:
-    """Whether weights of this name belong to one node and stay with its owner."""
-    return ".personal." in name
-
-
-def shared(theta: Mapping[str, Tensor]) -> Params:
-    """The weights that nodes may share: all but the personal ones."""
-    return {name: w for name, w in theta.items() if not is_personal(name)}
-
-
-def personal(theta: Mapping[str, Tensor], n: int) -> Params:
-    """The personal weights, with a row for each of n nodes even if all rows start out equal."""
-    return own({name: w for name, w in theta.items() if is_personal(name)}, n)
-
-
 def own(theta: Mapping[str, Tensor], n: int) -> Params:
     """A separate copy for each of n nodes: (1, ...) or (n, ...) -> (n, ...)."""
     return {name: w.detach().expand(n, *w.shape[1:]).clone() for name, w in theta.items()}

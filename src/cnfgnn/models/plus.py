@@ -1,10 +1,5 @@
 """The extended node model: it can also use the sensor's identity, its weekly profile, the calendar, and gaps.
 
-Weights with `.personal.` in their name belong to one node and stay with its owner: they are never averaged
-and never sent. They have one row per node and start at zero. Weights without them stand for a model in which
-they are zero: this is how hidden states for the server are computed, and how a sensor that has not trained is
-forecast.
-
 With `model.members`, a node has k such models side by side, and a forecast is the mean of theirs. Each weight
 then has one more axis, (m k ...), and each product is one batched GEMM over models and members. The members
 never see each other: each has its own part of h_c and h_G, and learns from its own error.
@@ -29,6 +24,7 @@ from cnfgnn.models.params import Params, uniform
 from cnfgnn.models.products import linear
 
 HIDDEN_LAYERS = 2  # of the perceptron encoder
+SENSOR_EMBEDDING = "encoder.sensor"  # zero at first, and for a sensor that has not trained
 LEVEL_HALF_LIVES = (0.5, 3.0)  # steps after which a reading counts half in each level
 
 
@@ -92,8 +88,8 @@ class PlusModel(EncoderDecoder):
         return (of_a_reading + config.gaps) * readings + context + self.others
 
     def init(self, generator: torch.Generator) -> Params:
-        """One model (m = 1); personal weights start at zero. Members are drawn one after the other: the first
-        is the one that a model without others has."""
+        """One model (m = 1). Members are drawn one after the other: the first is the one that a model without
+        others has."""
         if self.members == 1:
             return self._drawn(generator)
         members = [self._drawn(generator) for _ in range(self.members)]
@@ -114,7 +110,7 @@ class PlusModel(EncoderDecoder):
             theta["encoder.slot"] = uniform((1, SLOTS, config.calendar), 100, generator)
             theta["encoder.weekday"] = uniform((1, WEEKDAYS, config.calendar), 100, generator)
         if config.personal:
-            theta["encoder.personal.embedding"] = torch.zeros(1, 1, config.personal)
+            theta[SENSOR_EMBEDDING] = torch.zeros(1, 1, config.personal)
         if config.decoder == "autoregressive":
             theta |= _gru("decoder.0", 2, self.state, generator)
         else:
@@ -126,14 +122,6 @@ class PlusModel(EncoderDecoder):
         if config.linear:  # training begins with the linear forecast alone
             theta["output.weight"].zero_()
             theta["output.bias"].zero_()
-        own = {"output": (steps, self.state)} if config.personal_head else {}
-        if config.personal_layers and config.encoder == "perceptron":
-            own["encoder"] = (h, self.features)
-        if config.personal_layers and config.decoder == "direct":
-            own["decoder"] = (self.state, self.state)
-        for part, shape in own.items():
-            theta[f"{part}.personal.weight"] = torch.zeros(1, *shape)
-            theta[f"{part}.personal.bias"] = torch.zeros(1, shape[0])
         return theta
 
     # ---- encoder ------------------------------------------------------------------------------------
@@ -174,11 +162,8 @@ class PlusModel(EncoderDecoder):
             parts.append(self._for_each(batch.others))
         h = _fold(torch.cat(parts, dim=-1), m)
         for layer in range(HIDDEN_LAYERS):
-            above = _linear(theta, f"encoder.{layer}", h)
-            if layer == 0:
-                h = torch.relu(_corrected(theta, "encoder", h, above, size))
-            else:
-                h = h + torch.relu(above)
+            above = torch.relu(_linear(theta, f"encoder.{layer}", h))
+            h = above if layer == 0 else h + above
         return _unfold(h, size)
 
     def _context(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -195,10 +180,7 @@ class PlusModel(EncoderDecoder):
             for name, place in (("encoder.slot", slot), ("encoder.weekday", weekday)):
                 parts.append(self._by_member(theta[name])[:, :, place].expand(*size, -1))
         if self.config.personal:
-            embedding = theta.get("encoder.personal.embedding")
-            if embedding is None:
-                embedding = batch.x.new_zeros(1, self.members, 1, self.config.personal)
-            parts.append(self._by_member(embedding).expand(*size, -1))
+            parts.append(self._by_member(theta[SENSOR_EMBEDDING]).expand(*size, -1))
         return torch.cat(parts, dim=-1)
 
     def _for_each(self, x: Tensor) -> Tensor:
@@ -229,8 +211,7 @@ class PlusModel(EncoderDecoder):
             assert batch.linear_change is not None
             start = torch.cat([start, self._for_each(batch.linear_change.to(start.dtype))], dim=-1)
         folded = _fold(start, m)
-        within = _corrected(theta, "decoder", folded, _linear(theta, "decoder.0", folded), size)
-        state = folded + torch.relu(within)
+        state = folded + torch.relu(_linear(theta, "decoder.0", folded))
         y_hat = self._out(theta, _unfold(state, size)).transpose(0, 1)
         return y_hat if simple is None else y_hat + simple
 
@@ -287,12 +268,11 @@ class PlusModel(EncoderDecoder):
         return torch.cat(y_hat, dim=-1)
 
     def _out(self, theta: Mapping[str, Tensor], state: Tensor) -> Tensor:
-        """(n k b h) -> (n k b t): the shared output layer, plus the node's own correction."""
+        """(n k b h) -> (n k b t): the output layer."""
         size = (state.shape[0], state.shape[1], state.shape[2])
         with torch.autocast(state.device.type, enabled=False):
             folded = _fold(state.to(theta["output.weight"].dtype), theta["output.weight"].shape[0])
-            y_hat = _corrected(theta, "output", folded, _linear(theta, "output", folded), size)
-            return _unfold(y_hat, size)
+            return _unfold(_linear(theta, "output", folded), size)
 
 
 Size = tuple[int, int, int]
@@ -329,18 +309,6 @@ def _linear(theta: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
     """(mk B i) -> (mk B o)."""
     weight, bias = theta[f"{name}.weight"], theta[f"{name}.bias"]
     return linear(x, weight.reshape(-1, *weight.shape[-2:]), bias.reshape(-1, bias.shape[-1]))
-
-
-def _corrected(theta: Mapping[str, Tensor], part: str, x: Tensor, y: Tensor, size: Size) -> Tensor:
-    """y (mk B o), a layer's output for x (mk B i), plus each node's own correction of this layer."""
-    own = {
-        name: w for name, w in theta.items() if name.startswith(f"{part}.personal.") and "embed" not in name
-    }
-    if not own:
-        return y
-    n, (m, folded) = size[0], (len(y) // size[1], _unfold(x, size))
-    own = {name: w.expand(n, *w.shape[1:]) for name, w in own.items()}
-    return y + _fold(_unfold(_linear(own, f"{part}.personal", _fold(folded, n)), size), m)
 
 
 def _stacked(theta: Mapping[str, Tensor], layer: str) -> Params:

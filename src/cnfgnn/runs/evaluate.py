@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import method_of
-from cnfgnn.algorithm.node_state import OWNER, PERSONAL, THETA, TRUST, check_without_personal
+from cnfgnn.algorithm.node_state import OWNER, THETA, TRUST
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import step_seconds
 from cnfgnn.data.inputs import INPUT_SCALES, with_inputs
@@ -19,7 +19,7 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.data.source import open_data
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import DataError, RunError
-from cnfgnn.models.params import Params, is_personal, part, shared, take
+from cnfgnn.models.params import Params, part, take
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Scores
 from cnfgnn.runs.simulation import seen_sensors, simulate
@@ -70,17 +70,13 @@ def restore_best(
         config = config.with_changes({"compute.device": "cpu"})  # trained on another machine
     experiment = simulate(data, config, windows=windows, scaler=run.scaler)
     state = run.store("server").read(run.progress.best.tag)
-    theta = part(state, "theta_bar.") or _weights_per_sensor(run, data.readings)
+    in_order = InOrder(_trained_sensors(run), data.readings.ids)
+    theta = in_order.pooled(part(state, "theta_bar.")) or _weights_per_sensor(run, data.readings)
     of_nodes = _saved_by(run, "site-0", state)
     of_owner = _saved_by(run, "owner-0", {**state, **part(state, OWNER)})
-    if method_of(config.method).federated:
-        check_without_personal(part(of_nodes, THETA), str(run.folder))
     device = experiment.owners[0][1].nodes.compute.device
-    experiment.strategy.load_trained({name: w.to(device) for name, w in shared(theta).items()}, state)
-    personal = part(of_owner, PERSONAL) or {name: w for name, w in theta.items() if is_personal(name)}
-    in_order = InOrder(_trained_sensors(run), data.readings.ids)
+    experiment.strategy.load_trained({name: w.to(device) for name, w in theta.items()}, state)
     for rows, owner in experiment.owners:
-        owner.load({name: in_order(w, 0.0)[rows] for name, w in personal.items()})
         if TRUST in of_owner:
             owner.trust = in_order(of_owner[TRUST], 1.0)[rows].to(device)
         owner.load_intervals(of_owner)
@@ -111,13 +107,8 @@ def weights_of(run: Run) -> Weights:
         problem = "is a run of a federation, whose sites keep what they learned"
         raise RunError(run.folder, f"{problem}: use cnfgnn federation train --from")
     state = run.store("server").read(run.progress.best.tag)
-    of_nodes = _saved_by(run, "site-0", state)
-    of_owner = _saved_by(run, "owner-0", state)
-    theta = part(state, "theta_bar.") or part(of_nodes, THETA)
-    if method_of(run.config.method).federated:
-        check_without_personal(part(of_nodes, THETA), str(run.folder))
-    personal = part(of_owner, PERSONAL) or {name: w for name, w in theta.items() if is_personal(name)}
-    return Weights(_trained_sensors(run), shared(theta), personal, state, run.scaler)
+    theta = part(state, "theta_bar.") or part(_saved_by(run, "site-0", state), THETA)
+    return Weights(_trained_sensors(run), theta, state, run.scaler)
 
 
 def _computed(

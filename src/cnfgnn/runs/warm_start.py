@@ -1,7 +1,7 @@
 """Begin a training with the weights of an earlier one, which knew fewer readings.
 
-What is learned is kept: the weights of the nodes, personal weights by the name of their sensor, the Graph
-Network, and the scale of the readings, because the weights belong to it. What is computed from readings is
+What is learned is kept: the weights of the nodes, the Graph Network, and the scale of the readings, because
+the weights belong to it. What is computed from readings is
 computed anew: weekly profiles, linear forecasters, how far forecasts trust the network, and intervals.
 """
 
@@ -24,7 +24,8 @@ from cnfgnn.config.settings import SETTINGS, Config
 from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError
-from cnfgnn.models.params import Params, shared
+from cnfgnn.models.params import Params
+from cnfgnn.models.plus import SENSOR_EMBEDDING
 
 ROUNDS = "training.rounds"
 SHARE_OF_ROUNDS = 1 / 3  # of a training from the beginning; docs/notes.md has the measurement
@@ -52,16 +53,14 @@ class Origin:
 class Weights:
     """What a training leaves to the next one.
 
-    sensors   those that trained, in the order of the rows
-    theta     weights of the nodes: one row that all of them share, or a row for each sensor
-    personal  personal weights, a row for each sensor
-    server    the saved state with the Graph Network's weights
-    scaler    the scale of the readings
+    sensors  those that trained, in the order of the rows
+    theta    weights of the nodes: one row that all of them share, or a row for each sensor
+    server   the saved state with the Graph Network's weights
+    scaler   the scale of the readings
     """
 
     sensors: Sequence[str]
     theta: Params
-    personal: Params
     server: Mapping[str, Tensor]
     scaler: Scaler
 
@@ -72,12 +71,11 @@ class Weights:
         strategy = experiment.strategy
         assert isinstance(strategy, Server | Pooled)
         server = {} if strategy.gn is None else strategy.gn.state()
-        theta = shared(owner.theta)
+        theta = owner.nodes.theta
         if isinstance(strategy, Server) and strategy.theta_bar is not None:
             theta = strategy.theta_bar
         kept = {name: w.detach().clone() for name, w in theta.items()}
-        personal = {name: w.detach().clone() for name, w in owner.personal.items()}
-        return cls(sensors, kept, personal, server, experiment.scaler)
+        return cls(sensors, kept, server, experiment.scaler)
 
 
 class InOrder:
@@ -97,39 +95,35 @@ class InOrder:
         ordered[known] = w[self.rows[known]]
         return ordered
 
+    def pooled(self, theta: Params) -> Params:
+        """The weights of a pooled model, which all sensors share but for the embedding of each."""
+        return {name: self(w, 0.0) if name == SENSOR_EMBEDDING else w for name, w in theta.items()}
+
 
 def go_on_from(experiment: Experiment, weights: Weights, sensors: Sequence[str]) -> None:
     """Give a training in this process the weights of an earlier one, before its first round.
 
-    A sensor that is new begins with the weights that all share and personal weights of zero. If every sensor
-    has a model of its own, it begins with the weights that the seed gives, as in a training from the
-    beginning. What the earlier training knew about sensors that are gone is left out.
+    A sensor that is new begins with the weights that all share. If every sensor has a model of its own, it
+    begins with the weights that the seed gives, as in a training from the beginning. What the earlier
+    training knew about sensors that are gone is left out.
     """
-    give_own_weights(experiment.owners, experiment.config, weights, sensors)
-    theta = {name: w.to(experiment.owners[0][1].nodes.compute.device) for name, w in weights.theta.items()}
+    in_order, theta = InOrder(weights.sensors, sensors), weights.theta
     if isinstance(experiment.strategy, Pooled):
-        experiment.strategy.go_on_from({**theta, **experiment.owners[0][1].personal}, weights.server)
-    elif method_of(experiment.config.method).sharing == "average":
-        experiment.strategy.go_on_from(theta, weights.server)
-    else:
-        experiment.strategy.go_on_from({}, weights.server)
+        theta = in_order.pooled(theta)
+    elif method_of(experiment.config.method).sharing != "average":
+        _give_own_weights(experiment.owners, theta, in_order)
+        theta = {}
+    device = experiment.owners[0][1].nodes.compute.device
+    experiment.strategy.go_on_from({name: w.to(device) for name, w in theta.items()}, weights.server)
 
 
-def give_own_weights(
-    owners: Sequence[tuple[Tensor, Owner]], config: Config, weights: Weights, sensors: Sequence[str]
-) -> None:
-    """Give the nodes of these owners what is theirs alone, without the server: no such weights are ever sent.
-    These are personal weights, and the whole model where nodes do not share it."""
-    in_order, method = InOrder(weights.sensors, sensors), method_of(config.method)
+def _give_own_weights(owners: Sequence[tuple[Tensor, Owner]], theta: Params, in_order: InOrder) -> None:
+    """Give the nodes of these owners the models that they do not share, without the server."""
     for rows, owner in owners:
-        owner.load({name: in_order(w, 0.0)[rows] for name, w in weights.personal.items()})
-        if method.federated and method.sharing != "average":
-            first = owner.nodes.theta  # drawn from the seed, the same for all
-            own = {
-                name: in_order(w.to(first[name].device), first[name])[rows]
-                for name, w in weights.theta.items()
-            }
-            owner.nodes.load(own)
+        first = owner.nodes.theta  # drawn from the seed, the same for all
+        owner.nodes.load(
+            {name: in_order(w.to(first[name].device), first[name])[rows] for name, w in theta.items()}
+        )
 
 
 # ---- settings -------------------------------------------------------------------------------------------

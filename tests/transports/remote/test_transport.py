@@ -15,7 +15,6 @@ from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.experiment import Experiment, federate
 from cnfgnn.algorithm.messages.calls import Call, Payload
 from cnfgnn.algorithm.messages.shapes import Sizes
-from cnfgnn.algorithm.node_state import PERSONAL
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore, Store
 from cnfgnn.config.settings import Config
@@ -346,46 +345,6 @@ def _until(true: Callable[[], bool]) -> None:
     raise AssertionError("it never came about")
 
 
-def test_owners_follow_in_the_order_of_the_verbs(data: Dataset) -> None:
-    """A state that is saved in the same exchange has what was learned just before."""
-    config = small("mlp-fedavg")
-    wires = Wires(data, config)
-    one, two = federated(wires, wires.transport()), simulate(data, config, groups=GROUPS)
-    for experiment in (one, two):
-        strategy = server(experiment)
-        strategy.round(1)
-        strategy.nodes.update(r_g=2, r_c=1, step=100)
-        strategy.save("round-2", ())
-    for k, (_, owner) in enumerate(two.owners):
-        kept, expected = wires.owner_stores[k].read("round-2"), owner.store.read("round-2")
-        assert [name for name in expected if name.startswith(PERSONAL)]
-        for name, tensor in expected.items():
-            torch.testing.assert_close(kept[name], tensor, rtol=0, atol=1e-12, equal_nan=True)
-
-
-def test_an_answer_does_not_wait_for_the_owners_training(
-    data: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wires = Wires(data, small("mlp-fedavg"))
-    strategy = server(federated(wires, wires.transport()))
-    strategy.round(1)
-    owner, may_learn, learned = wires.owner(1), threading.Event(), threading.Event()
-    learn = owner._learn
-
-    def held(*batch: Any) -> None:
-        may_learn.wait()
-        learn(*batch)
-        learned.set()
-
-    monkeypatch.setattr(owner, "_learn", held)
-    strategy.nodes.update(r_g=2, r_c=1, step=100)
-    assert strategy.nodes.weights()  # it has come although the owner has not trained yet
-    assert not learned.is_set()
-    may_learn.set()
-    strategy.save("round-2", ())  # the next request waits for the owner
-    assert learned.is_set()
-
-
 def test_an_owner_that_fails_goes_unnoticed(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     wires = Wires(data, small("mlp-fedavg"))
     transport = wires.transport()
@@ -394,7 +353,7 @@ def test_an_owner_that_fails_goes_unnoticed(data: Dataset, monkeypatch: pytest.M
     def failing(*batch: Any) -> None:
         raise ValueError("a reading of 371.25")
 
-    monkeypatch.setattr(wires.owner(1), "_learn", failing)
+    monkeypatch.setattr(wires.owner(1), "_evaluate", failing)
     strategy.round(1)
     strategy.score("validation")
     strategy.save("round-1", ())

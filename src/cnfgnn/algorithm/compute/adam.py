@@ -73,7 +73,7 @@ class Adam:
 
             for name, w in theta.items():
                 moments = self.mean[name][rows], self.square[name][rows]
-                # a pooled model has one row, except for personal weights
+                # a pooled model has one row, except for the embedding of each sensor
                 counts = taken.expand(len(w)).contiguous(), moving.expand(len(w)).contiguous()
                 adam_step(w, grads[name], *moments, *counts, self.rate, (BETA_1, BETA_2), EPS)
             return

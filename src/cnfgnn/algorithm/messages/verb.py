@@ -21,7 +21,7 @@ from cnfgnn.algorithm.messages.quantize import quantised
 from cnfgnn.algorithm.messages.randomness import Draw
 from cnfgnn.algorithm.messages.shapes import Arrays, Expected, Sizes
 from cnfgnn.config.settings import Wire
-from cnfgnn.models.params import Params, is_personal
+from cnfgnn.models.params import Params
 
 if TYPE_CHECKING:
     from cnfgnn.algorithm.clients import Clients
@@ -81,8 +81,7 @@ class Verb(ABC):
 
     @classmethod
     def quantised(cls, arrays: Mapping[str, Tensor], wire: Wire) -> dict[str, Tensor]:
-        weights = [name for name in arrays if cls.carries_weights and not is_personal(name)]
-        return quantised(arrays, wire, cls.states, weights)
+        return quantised(arrays, wire, cls.states, list(arrays) if cls.carries_weights else [])
 
 
 class Tell(Verb):

@@ -45,7 +45,7 @@ from cnfgnn.config.settings import Missing
 from cnfgnn.data.windows import SPLITS, Split
 from cnfgnn.forecasters.intervals import LEVELS
 from cnfgnn.models.gru import NodeModel
-from cnfgnn.models.params import Params, part, shared
+from cnfgnn.models.params import Params, part
 from cnfgnn.models.plus import PlusModel, node_model
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Prepare(Tell):
             server_batch=self.settings.server_batch,
             wire=self.settings.wire,
             windows={split: came[split].shape[1] for split in SPLITS},
-            model={name: tuple(w.shape[1:]) for name, w in shared(theta).items()},
+            model={name: tuple(w.shape[1:]) for name, w in theta.items()},
         )
 
     def tell(self, nodes: Clients, arrays: Params) -> None:

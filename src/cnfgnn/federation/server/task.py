@@ -244,7 +244,7 @@ def about_errors(context: TaskContext, run: Run, scores: Scores) -> dict[str, An
 
     errors_against  "readings" if they are errors against true readings, "copies" if some are against blurred
                     copies
-    without_personal_weights  whether they are errors of forecasts without what each sensor learned for itself
+    without_trust   whether they are errors with all that the network adds, of which sensors take a share
     told  the true errors of each site whose owner tells them
     step  seconds between two readings
     """
@@ -256,7 +256,7 @@ def about_errors(context: TaskContext, run: Run, scores: Scores) -> dict[str, An
             told[site] = vars(Errors.of(scores.told[rows]))
     return {
         "errors_against": "copies" if blurred and not all_told else "readings",
-        "without_personal_weights": run.config.model.personal > 0 and not all_told,
+        "without_trust": run.config.model.linear and not all_told,
         "told": told,
         "blur": context.blurs,
         "step": run.data.step_seconds,

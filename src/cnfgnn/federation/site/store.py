@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.node_state import PERSONAL, THETA, TRUST
+from cnfgnn.algorithm.node_state import THETA, TRUST
 from cnfgnn.algorithm.owner import INTERVALS as INTERVAL_STATE
 from cnfgnn.algorithm.store import newest
 from cnfgnn.data.inputs import INPUT_SCALES
@@ -101,14 +101,9 @@ class SiteStore(FolderStore):
             raise self._reported("restore", error) from None
 
     def earlier(self, run: str, tag: str) -> dict[str, Tensor]:
-        joined = SiteStore(self.kit, run).read_join_record()
-        if joined is None:
-            return {}
-        return _in_order(self.of_run(run).read(tag), joined.sensors, self.sensors)
-
-    def of_run(self, run: str) -> SiteStore:
-        """Where the same party keeps its states of another run."""
-        return SiteStore(self.kit, run)
+        other = SiteStore(self.kit, run)
+        joined = other.read_join_record()
+        return {} if joined is None else _in_order(other.read(tag), joined.sensors, self.sensors)
 
     def _reported(self, verb: str, error: AnyError) -> AnyError:
         """Tell the site's owner about an error, and return it as the server may see it."""
@@ -123,8 +118,7 @@ class SiteStore(FolderStore):
 
 
 class OwnerStore(SiteStore):
-    """The states of the owner in one run: personal weights, weekly profiles, intervals and the range of each
-    sensor.
+    """The states of the owner in one run: weekly profiles, intervals and the range of each sensor.
 
     They have a folder of their own, and the store of the nodes does not lead to it.
     """
@@ -132,9 +126,6 @@ class OwnerStore(SiteStore):
     def __init__(self, kit: Path, run: str, sensors: Sequence[str] = (), added: int = 0) -> None:
         super().__init__(kit, f"{run}/{OWNER}", sensors, added)
         self._intervals = SiteStore(kit, f"{run}/{OWNER}/{INTERVALS}")
-
-    def of_run(self, run: str) -> SiteStore:
-        return OwnerStore(self.kit, run)
 
     def read_ranges(self) -> Ranges:
         """Each sensor's lowest and highest true reading in training; empty if it is not known."""
@@ -155,8 +146,8 @@ class OwnerStore(SiteStore):
 
 
 def with_new_sensors(state: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """A saved state with so many further rows: the weights that all share, personal weights of zero, full
-    trust in the network, and NaN for what is computed from readings."""
+    """A saved state with so many further rows: the weights that all share, full trust in the network, and
+    NaN for what is computed from readings."""
     if not count:
         return dict(state)
     found: dict[str, Tensor] = _intervals_with_new(part(state, INTERVAL_STATE), count)
@@ -164,8 +155,6 @@ def with_new_sensors(state: Mapping[str, Tensor], count: int) -> dict[str, Tenso
     for name, x in state.items():
         if name.startswith(THETA):
             found[name] = x
-        elif name.startswith(PERSONAL):
-            found[name] = _with_rows(x, count, 0.0)
         elif name == TRUST:
             found[name] = _with_rows(x, count, 1.0)
         elif name == INPUT_SCALES or name.startswith((LINEAR, USUAL)):
@@ -188,11 +177,10 @@ def _intervals_with_new(kept: Mapping[str, Tensor], count: int) -> dict[str, Ten
 def _in_order(state: Mapping[str, Tensor], before: Sequence[str], now: Sequence[str]) -> dict[str, Tensor]:
     """The rows of sensors that are still there, in today's order; weights that all share stay as they are."""
     in_order = InOrder(before, now)
-    weights = {name: w for name, w in state.items() if name.startswith((THETA, PERSONAL))}
+    weights = {name: w for name, w in state.items() if name.startswith(THETA)}
     if any(len(w) not in (1, len(before)) for w in weights.values()):
         return {}
-    shared = {name: w for name, w in weights.items() if len(w) == 1 and name.startswith(THETA)}
-    return shared | {name: in_order(w, torch.nan) for name, w in weights.items() if name not in shared}
+    return {name: w if len(w) == 1 else in_order(w, torch.nan) for name, w in weights.items()}
 
 
 def _range(pair: Sequence[float] | None) -> tuple[float, float] | None:

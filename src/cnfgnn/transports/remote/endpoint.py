@@ -12,7 +12,6 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, get_args
 
 from cnfgnn.algorithm.dispatch import Answered, answer
-from cnfgnn.algorithm.messages import verbs
 from cnfgnn.algorithm.messages.calls import Call
 from cnfgnn.algorithm.messages.number_rules import TAG
 from cnfgnn.algorithm.messages.shapes import Sizes
@@ -29,7 +28,6 @@ from cnfgnn.transports.remote.schema import check_calls, read_request
 from cnfgnn.transports.remote.values import check_call_values
 
 REPORTS_WORKING_AFTER = 2.0  # seconds of work after which a site answers "working"
-LEAVE_NODES_UNCHANGED = (verbs.Weights.name, verbs.Encode.name)
 MOST_ROWS = 1 << 28  # time steps
 MOST_ADDED = 1000  # sensors that joined a live federation at one site
 MOST_BYTES = 8 << 30  # of one request, unless the owner sets another limit
@@ -85,8 +83,8 @@ class Endpoint:
     """Carries out the requests of one server session on a site's nodes.
 
     `join` makes the nodes with their owner, and `about` describes the site in a hello. The nodes answer from
-    the blurred copy. Their owner follows in the same order: before the answer is sent, or after it where that
-    takes long. The server does not notice if the owner fails, except if a state cannot be saved.
+    the blurred copy, and their owner follows before the answer is sent. The server does not notice if the
+    owner fails, except if a state cannot be saved.
 
     `due` is for a site that is live: it waits a moment until a time step is due after the one in the note.
 
@@ -109,7 +107,6 @@ class Endpoint:
         self.join, self.about, self.most, self.due, self.allowed = join, about, most, due, allowed
         self.session = ""
         self.owner: Owner | None = None
-        self._later: list[Answered] = []  # what the owner follows when the answer has been sent
         self.known: Sizes | None = None
         self._terms: Terms | None = None
         self._work = _Work(0)
@@ -211,7 +208,6 @@ class Endpoint:
         finally:
             work.request, work.seconds = bytearray(), time.perf_counter() - begun
             work.done.set()
-        self._catch_up()
 
     def _answers(self, work: _Work, terms: Terms) -> list[Answer]:
         if self.owner is None or terms != self._terms:
@@ -254,23 +250,11 @@ class Endpoint:
 
     def _answered(self, owner: Owner, call: Call) -> Answer:
         try:
-            if call.verb not in LEAVE_NODES_UNCHANGED:
-                self._catch_up()  # what is left to follow needs the nodes as they are now
             answered = answer(owner.nodes, call)
-            reply = answered.reply
-            if owner.trains_on(answered.request):
-                self._later.append(answered)
-            else:
-                reply = reply | self._follow(answered)
+            reply = answered.reply | self._follow(answered)
         except CnfgnnError as problem:
             return Answer(call.verb, str(problem)[:300])
         return Answer(call.verb, None, answered.request.quantised(reply, owner.nodes.wire))
-
-    def _catch_up(self) -> None:
-        """Have the owner do what was left for later."""
-        later, self._later = self._later, []
-        for answered in later:
-            self._follow(answered)
 
     def _follow(self, answered: Answered) -> Params:
         assert self.owner is not None

@@ -129,7 +129,7 @@ class LiveOwner(SiteOwner):
     def _ready(self) -> Ready:
         nodes, terms = self.nodes, self.terms
         sensors = (self.site_data.truth.ids, len(terms.added), nodes.settings)
-        found = nodes.forecaster, self.theta, self.data, self.trust, terms.run, *sensors
+        found = nodes.forecaster, nodes.theta, self.data, self.trust, terms.run, *sensors
         return Ready(*found, self.restored, self.first_intervals, self.when_trained)
 
     def _live_intervals(self) -> None:
