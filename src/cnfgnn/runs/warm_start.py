@@ -1,8 +1,8 @@
 """Begin a training with the weights of an earlier one, which knew fewer readings.
 
 What is learned is kept: the weights of the nodes, the Graph Network, and the scale of the readings, because
-the weights belong to it. What is computed from readings is
-computed anew: weekly profiles, linear forecasters, how far forecasts trust the network, and intervals.
+the weights belong to it. What is computed from readings is computed anew: weekly profiles, linear
+forecasters, how far forecasts trust the network, and intervals.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class InOrder:
         return ordered
 
     def pooled(self, theta: Params) -> Params:
-        """The weights of a pooled model, which all sensors share but for the embedding of each."""
+        """Weights that all sensors share, but for the embedding of each that a pooled model may have."""
         return {name: self(w, 0.0) if name == SENSOR_EMBEDDING else w for name, w in theta.items()}
 
 
