@@ -73,7 +73,8 @@ def assert_own_state_is_at_the_site(kit: Path, name: str, run: Run, expected: Re
         assert kept.keys() == same.read(tag).keys()
         for tensor, w in same.read(tag).items():
             torch.testing.assert_close(kept[tensor], w, rtol=0, atol=1e-6, equal_nan=True)
-    assert all(own.read(tag)[tensor].nan_to_num().any() for tensor in ("trust", "usual_weeks"))
+    assert "trust" in own.read(tag)
+    assert own.read(tag)["usual_weeks"].nan_to_num().any()
     servers = run.store("server").read(run.progress.best.tag)
     assert not [tensor for tensor in servers if "trust" in tensor or "usual" in tensor]
 
