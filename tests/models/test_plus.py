@@ -47,7 +47,7 @@ def batch(seed: int = 0) -> Batch:
     g = torch.Generator().manual_seed(seed)
     x, y = torch.randn(N, B, HISTORY, 2, generator=g), torch.randn(N, B, HORIZON, generator=g)
     moment = torch.stack([torch.arange(B) * 50, torch.arange(B) % 7], dim=1)
-    clock, usual = torch.rand(B, HORIZON, generator=g), torch.randn(N, B, HORIZON, generator=g)
+    clock, usual = torch.rand(B, HORIZON, generator=g), torch.randn(N, B, 1 + HORIZON, generator=g)
     gaps = torch.rand(N, B, HISTORY, generator=g) < 0.3
     return Batch(*map(torch.Tensor.double, (x, y, clock)), None, moment, gaps.double(), usual.double())
 

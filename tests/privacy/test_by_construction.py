@@ -58,7 +58,7 @@ def arrays_of(first: object) -> list[np.ndarray[Any, Any]]:
 def secrets_of(owner: Owner) -> list[np.ndarray[Any, Any]]:
     """The arrays that must stay with the owner."""
     kept = [owner.truth.values, owner.data.inputs, owner.data.targets, owner.forecasts, owner.errors]
-    kept += [owner.data.profile, owner.data.weekly_profiles, owner.trust]
+    kept += [owner.data.usual, owner.data.weekly_profiles, owner.trust]
     if owner.intervals is not None:
         kept += [
             owner.intervals.reach,

@@ -350,7 +350,7 @@ def _usual_week_of_true_readings(leaky: Leaky) -> None:
 
     def leaking(owner: Owner) -> None:
         prepare(owner)
-        owner.nodes.data.profile = owner.data.profile
+        owner.nodes.data.usual = owner.data.usual
 
     leaky.patch.setattr(Owner, "prepare", leaking)
 
