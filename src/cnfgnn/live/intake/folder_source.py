@@ -213,7 +213,7 @@ class FolderSource:
         ended = time.monotonic()
         if ended - begun > SLOW and before is not None:
             self._rests[key] = ended + REST * (ended - begun)
-        self._refuse(file, look.refused, look.known, look.new)
+        self._refuse(file, look.refused, look.known, look.new, is_empty=not len(look.known))
         columns = self._known.get(key, look.known)[:1]
         if columns.tolist() != look.known[:1].tolist():
             of_sensors = LeftOutSensor.prefix(file)
@@ -263,21 +263,27 @@ class FolderSource:
         self.states[covariate.key] = FileState(*stamp, 0, "")
 
     def _refuse(
-        self, file: Path, refused: Sequence[Refusal], known: Hashes = NO_LINES, new: Hashes = NO_LINES
+        self,
+        file: Path,
+        refused: Sequence[Refusal],
+        known: Hashes = NO_LINES,
+        new: Hashes = NO_LINES,
+        is_empty: bool = False,
     ) -> None:
         """Name what was refused in a file, and forget what is no longer in it, or could be read now. Lines
         that are `known` and not `new` stay. So does what the start has said of the file as a whole, or of
-        lines that a look takes for good ones."""
+        lines that a look takes for good ones; and whatever was said of the whole file while it is empty."""
         again, told = {one.key for one in refused}, self.service.refused
         before = [key for key in told if key[0] == file and key not in again]
         hashes = hashes_of([line for _, line in before])
         stays = np.isin(hashes, known & ~FUTURE)
         if file in self._notes:
             stays &= ~np.isin(hashes, new)
-        notes = {key for key in before if told[key].encode() == key[1]} - self._notes.get(file, set())
+        of_looks = self._notes.get(file, set())
+        notes = {key for key in before if told[key].encode() == key[1]} - (set() if is_empty else of_looks)
         gone = [key for key, is_there in zip(before, stays, strict=True) if not is_there]
         self.service.forget_refused([key for key in gone if key not in notes])
-        self._notes[file] = {one.key for one in refused if not one.line}
+        self._notes[file] = {one.key for one in refused if not one.line} | (of_looks if is_empty else set())
         self.service.refuse(refused)
 
     def _files(self) -> list[Path]:
