@@ -17,8 +17,9 @@ from cnfgnn.cli.main import app
 from cnfgnn.data.files.export import write_folder
 from cnfgnn.errors import DataError, RunError
 from cnfgnn.files import write_whole
+from cnfgnn.live.forecasting import service
 from cnfgnn.live.intake.at_hand import at_hand, with_stored
-from cnfgnn.live.intake.clock import FeedClock
+from cnfgnn.live.intake.clock import FeedClock, SystemClock
 from cnfgnn.live.intake.recent import Arrived, Cell, RecentReadings, Verdict
 from cnfgnn.live.intake.store import ReadingStore
 from cnfgnn.live.learning.live_model import trainer_command
@@ -272,25 +273,44 @@ def test_a_retraining_uses_no_reading_of_the_future_either(small_run: SmallRun, 
     assert command[-6:-2] == ["--clock", FEED, "--timezone", "Europe/Paris"]
 
 
+@pytest.mark.parametrize("case", ["is empty", "has no header"])
 def test_a_running_service_takes_up_a_file_that_is_whole_again(
+    case: str, small_run: SmallRun, begun: tuple[Path, Path]
+) -> None:
+    """Also if an earlier one has read its lines; what was corrected since stays."""
+    folder, state = begun
+    file, readings = folder / "readings.csv", small_run.until(KNOWN).readings
+    whole, expected = file.read_bytes(), readings.values.copy()
+    expected[-3, 0] = 77.0
+    settings = LiveSettings(data=folder, state=state, clock=FEED, deadline=1, speed=100, poll=0.05)
+    with serving(small_run.run, settings) as (process, client):
+        wait_for(lambda: process.service.store.files(), "the first look")
+        answer = client.post({"time": str(readings.times[-3]), "values": {"s0": 77.0}})
+        assert answer.json["corrected"] == 1
+    _, broken, problem = UNREADABLE[case]
+    file.write_text("".join(broken(whole.decode().splitlines(keepends=True))))
+    with serving(small_run.run, settings) as (process, client):
+        assert problem in str(client.get("/health").json["refused"]["last"])
+        write_whole(file, whole)
+
+        def is_taken() -> bool:
+            found = process.service.recent.values_at(readings.ids, readings.seconds)
+            return np.array_equal(found, expected, equal_nan=True)
+
+        wait_for(is_taken, "the file to be read")
+        wait_for(lambda: "refused" not in client.get("/health").json, "its lines to be fine")
+
+
+def test_a_service_starts_although_the_last_of_few_rows_is_empty(
     small_run: SmallRun, begun: tuple[Path, Path]
 ) -> None:
     folder, state = begun
-    file = folder / "readings.csv"
-    whole = file.read_bytes()
-    file.write_bytes(b"")
-    settings = LiveSettings(data=folder, state=state, clock=FEED, deadline=1, speed=100, poll=0.05)
-    with serving(small_run.run, settings) as (process, client):
-        assert "readings.csv: the file is empty" in client.get("/health").json["refused"]["last"][0]
-        write_whole(file, whole)
-        recent, readings = process.service.recent, small_run.until(KNOWN).readings
-
-        def is_taken() -> bool:
-            found = recent.values_at(readings.ids, readings.seconds)
-            return np.array_equal(found, readings.values, equal_nan=True)
-
-        wait_for(is_taken, "the file to be read")
-        assert "refused" not in client.get("/health").json
+    header, *lines = (folder / "readings.csv").read_text().splitlines(keepends=True)
+    (state / "live.sqlite").unlink()
+    time = lines[-1].split(",")[0]
+    (folder / "readings.csv").write_text("".join([header, *lines[-4:-1], f"{time},,,,,,\n"]))
+    with built(small_run, state, folder=folder) as process:
+        assert len(process.service.recent.ids) == 6
 
 
 def check_stored(small: SmallRun, process: LiveProcess) -> None:
@@ -326,3 +346,27 @@ def test_a_run_folder_with_the_name_of_a_command_is_told_from_it(
     result = CliRunner().invoke(app, ["live", "run"])
     assert result.exit_code == 2
     assert "to serve the run folder run, write cnfgnn live ./run" in result.output
+
+
+def test_when_the_clock_is_set_right_the_service_knows_what_it_knew(
+    small_run: SmallRun, begun: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without a battery begins in the past: stored readings and the file are of the future."""
+    folder, state = begun
+    monkeypatch.setattr(service, "LONGEST_SLEEP", 0.05)
+    readings, behind = small_run.until(KNOWN).readings, [30 * 86_400.0]
+    right = int(small_run.data.readings.seconds[KNOWN + 5]) + 60
+    begun_at = time.time()
+    monkeypatch.setattr(SystemClock, "now", lambda _: right + time.time() - begun_at - behind[0])
+    settings = LiveSettings(data=folder, state=state, deadline=1, poll=0.05)
+    with serving(small_run.run, settings) as (process, _):
+        recent, times = process.service.recent, small_run.data.readings.seconds[KNOWN : KNOWN + 6]
+
+        def known() -> int:
+            return int(np.isfinite(recent.values_at(readings.ids, readings.seconds)).sum())
+
+        assert not known()
+        behind[0] = 0.0
+        wait_for(lambda: known() == np.isfinite(readings.values).sum(), "the file")
+        stored = [50, 51, 52, 53, 54, 55]
+        wait_for(lambda: recent.values_at(["s0"], times)[:, 0].tolist() == stored, "what was stored")

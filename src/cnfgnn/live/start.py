@@ -155,6 +155,7 @@ class ServiceProcess(Door):
             followed = files.folder, parts.options, files.file.name, settings.poll, files.inputs
             self.folder = FolderSource(service, *followed)
             service.refuse(files.refusals.found)
+            service.fill_gaps = self.folder.fill_gaps
             if files.unread:
                 self.folder.read_anew(files.refusals.found)
         self.broker = Broker(service, settings, settings.client) if settings.mqtt else None
@@ -227,7 +228,8 @@ class LiveProcess(ServiceProcess):
         if self.folder is not None and self.parts.files is not None:
             self.folder.unknown = self._begin_again_with
             self._refusals = self.parts.files.refusals
-            self._tried = self._refusals.sensors, self._network()
+            if not self.parts.files.unread:
+                self._tried = self._refusals.sensors, self._network()
 
     async def _begin_again_with(self, sensors: set[str]) -> set[str]:
         """Begin again with sensors that are new in the folder. If they cannot be used, for instance because
@@ -380,5 +382,5 @@ def recent_readings(
     if (store.newest() or newest) > until:
         after = Zone(readings.utc).write(until)
         problem = f"readings after {after} are not used: by the service's clock they are from the future"
-        log.warning("%s: %s; cnfgnn live reset removes all", store.path, problem)
+        log.warning("%s: %s; if that clock is right, cnfgnn live reset removes all", store.path, problem)
     return recent

@@ -38,7 +38,7 @@ from cnfgnn.live.intake.at_hand import with_stored
 from cnfgnn.live.intake.clock import FeedClock, Zone
 from cnfgnn.live.intake.folder_source import FolderSource
 from cnfgnn.live.intake.observations import read_csv
-from cnfgnn.live.intake.recent import Arrived
+from cnfgnn.live.intake.recent import Arrived, Cell
 from cnfgnn.live.intake.store import ReadingStore
 from cnfgnn.live.options import FEED, LiveSettings
 from cnfgnn.live.start import parts_of_run, recent_readings
@@ -82,7 +82,7 @@ class Folder:
         self.service = service = LiveService(
             cast(Predictor, None), recent, store, clock, Zone(read.utc, self.zone), schedule
         )
-        source = FolderSource(service, self.folder, self.options, self.file.name)
+        self.source = source = FolderSource(service, self.folder, self.options, self.file.name)
         service.refuse(refusals.found)
         writing = asyncio.create_task(service._write())
         await source.look()
@@ -416,6 +416,50 @@ def test_a_file_that_is_written_anew_undoes_no_correction_that_came_otherwise(fo
     folder.follow(lambda: corrected, folder.replace(HEADER + rows(1, 31)), folder.append(row(31)))
     assert folder.values(20) == [55.5, 120]
     assert folder.values(31) == [31, 131]
+
+
+@pytest.mark.parametrize("moment", ["", HEADER, HEADER + rows(0, 12)], ids=["empty", "header", "half"])
+def test_a_file_that_is_seen_while_it_is_written_undoes_no_correction_that_came_otherwise(
+    moment: str, folder: Folder
+) -> None:
+    seconds = int(np.datetime64("2024-01-01T01:40", "s").astype(int))
+    whole = folder.file.read_text() + row(30)
+    folder.follow(lambda: Arrived("a", seconds, 55.5), folder.write_over(moment), folder.write_over(whole))
+    assert folder.values(20) == [55.5, 120]
+    assert folder.values(30) == [30, 130]
+
+
+def test_what_the_service_does_not_know_any_more_is_read_again_and_corrections_stay(folder: Folder) -> None:
+    """Readings that only the file had are gone; a new line and a half-written file come between."""
+    seconds = int(np.datetime64("2024-01-01T01:40", "s").astype(int))
+    whole = folder.file.read_text() + row(30)
+
+    def forget() -> None:
+        recent = folder.service.recent
+        recent._values[-25:-5] = np.nan
+        recent.put(Cell(seconds, recent.column_of["a"], 55.5))
+        folder.source.fill_gaps()
+
+    folder.follow(
+        lambda: Arrived("a", seconds, 55.5),
+        forget,
+        folder.write_over(HEADER + rows(0, 12)),
+        folder.write_over(whole),
+        lambda: None,
+    )
+    assert folder.values(20) == [55.5, 120]
+    assert [folder.values(k) for k in (8, 25, 30)] == [[8, 108], [25, 125], [30, 130]]
+
+
+def test_lines_are_not_refused_any_more_once_the_columns_are_right_again(folder: Folder) -> None:
+    whole, told = folder.file.read_text(), list[int]()
+    folder.follow(
+        folder.write_over(whole.replace("time,a,b", "time,a,a")),
+        lambda: told.append(len(folder.service.refused)),
+        folder.write_over(whole),
+    )
+    assert told == [30]
+    assert not folder.service.refused
 
 
 def test_a_parquet_file_beside_it_undoes_no_correction_that_came_otherwise(folder: Folder) -> None:

@@ -22,7 +22,7 @@ from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.inputs import NO_NAMES, with_inputs
 from cnfgnn.data.prepared_series import PreparedSeries
-from cnfgnn.data.readings import DAY, Readings, last_rows, rows_of, weekday
+from cnfgnn.data.readings import DAY, Readings, last_rows, rows_of, weekday, with_rows_before
 from cnfgnn.data.series import Past, Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import DataError
@@ -122,10 +122,8 @@ class RunPredictor(Predictor):
         newest = _up_to_last_reading(data.readings, None if new else run.scaler.mean)
         if not new:  # nothing is computed from older readings
             newest = last_rows(newest, KEPT_ROWS)
-        rows = len(newest.times)
-        if rows < d.history:
-            raise DataError(newest.source, f"has {rows} rows, but a forecast needs the last {d.history}")
-        ahead = Windows.next(rows, d.history, d.horizon)
+        newest = with_rows_before(newest, d.history, data.readings.step_seconds)
+        ahead = Windows.next(len(newest.times), d.history, d.horizon)
         self.experiment = restore_best(run, replace(data, readings=with_rows_ahead(newest, d.horizon)), ahead)
         [(_, self.owner)] = self.experiment.owners
         # As the run calibrated them, if it did. The service adapts them, and needs none of the owner.

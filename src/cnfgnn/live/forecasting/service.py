@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from cnfgnn.live.forecasting.predictor import Predictor
 from cnfgnn.live.forecasting.schedule import Schedule
 from cnfgnn.live.forecasting.tracking import Tracking
 from cnfgnn.live.forecasting.watch import Alarm, Report
-from cnfgnn.live.intake.clock import Clock, Zone
+from cnfgnn.live.intake.clock import Clock, SystemClock, Zone
 from cnfgnn.live.intake.intake import Intake
 from cnfgnn.live.intake.recent import Cell, RecentReadings
 from cnfgnn.live.intake.store import ReadingStore
@@ -64,6 +65,9 @@ class LiveService(Intake):
         self.latest_file, self.tracking = latest_file, tracking
         self.latest: Forecast | None = None
         self._lacked = False  # whether readings of its step came after it was made
+        # The clock's time when it was last looked at, and that of a clock that nobody sets.
+        self._looked_at: tuple[float, float] | None = None
+        self.fill_gaps: Callable[[], None] = lambda: None  # asks for what the files have
         self.report: Report | None = None if tracking is None else tracking.watch.report(zone.write)
         self.listeners: list[Callable[[Forecast], None]] = []
         self.alarm_listeners: list[Callable[[Sequence[Alarm]], None]] = []
@@ -111,6 +115,8 @@ class LiveService(Intake):
             self._arrived.clear()
             now = self.clock.now()
             await self._leave_future(now)
+            if self._was_set_forward(now):
+                await self._recall(now)
             step = self.schedule.due(self.recent, now)
             until = self.schedule.next_deadline(self.recent, now)
             if step is None and (again := self._again_at()) is not None:
@@ -133,9 +139,28 @@ class LiveService(Intake):
             log.warning(f"{told} what is from the future", write(now), write(recent.newest))
             ahead = recent.newest - now
             recent.go_back(now)
+            await self._recall(now)
             if self.tracking is not None and ahead > HOUR + recent.step:
                 known = recent.until(recent.newest)
                 await asyncio.get_running_loop().run_in_executor(self._model, self._watch_again, known)
+
+    def _was_set_forward(self, now: float) -> bool:
+        """Whether the machine's clock has gone ahead of itself: what was from the future may not be any
+        more."""
+        before, self._looked_at = self._looked_at, (now, time.monotonic())
+        if not isinstance(self.clock, SystemClock) or before is None:
+            return False
+        return now - before[0] - (self._looked_at[1] - before[1]) > 2 * self.recent.step
+
+    async def _recall(self, now: float) -> None:
+        """The clock was wrong: take in again what is stored, and what the files have."""
+        recent = self.recent
+        since = int(now) - recent.rows * recent.step
+        reading = partial(self.store.stored, since, now)
+        with self.surviving("disk"):
+            stored = await asyncio.get_running_loop().run_in_executor(self._disk, reading)
+            recent.put_stored(stored, since)
+        self.fill_gaps()
 
     def _watch_again(self, readings: Readings) -> None:
         with self.surviving("watch"):

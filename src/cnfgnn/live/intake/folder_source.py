@@ -95,8 +95,10 @@ class Look(NamedTuple):
     new      the hashes of the lines that were read in this look
     found    the readings of these lines
     refused  what of them could not be read
+    present  the hash of each line that is in the file now
     loses    whether a line that was read is no longer there
-    again    whether the file is as it was, and is read because the time of some of its rows has come
+    again    whether lines were read that are known, for what the service does not know of them (any more)
+    understood  whether the file could be read at all
     """
 
     state: FileState
@@ -105,8 +107,10 @@ class Look(NamedTuple):
     new: Hashes
     found: list[Found]
     refused: list[Refusal]
+    present: Hashes
     loses: bool
     again: bool = False
+    understood: bool = True
 
 
 class New(NamedTuple):
@@ -167,14 +171,20 @@ class FolderSource:
         self._sure: set[Path] = set()  # files all of whose times are of another kind than the service's
         self._rests: dict[str, float] = {}  # until when nobody looks at a file that takes long
         self._notes: dict[Path, set[tuple[Path, bytes]]] = {}  # what looks have said of files as a whole
+        # Files whose known lines are read once more, and how a file was when that failed.
+        self._anew: dict[str, tuple[int, int, int] | None] = {}
         self._kept = False  # whether the readings that were in the files at the start are stored
 
     def read_anew(self, refused: Sequence[Refusal]) -> None:
-        """All of the files is new: they could not be read at the start. What was said of them then is
-        forgotten once they can."""
+        """The files could not be read at the start. What was said of them then is forgotten once they can."""
         self.states = {}
         for one in refused:
             self._notes.setdefault(one.key[0], set()).add(one.key)
+        self.fill_gaps()
+
+    def fill_gaps(self) -> None:
+        """Read also lines that are known: the service does not know all of their readings any more."""
+        self._anew = dict.fromkeys(self._known)
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -213,7 +223,7 @@ class FolderSource:
         ended = time.monotonic()
         if ended - begun > SLOW and before is not None:
             self._rests[key] = ended + REST * (ended - begun)
-        self._refuse(file, look.refused, look.known, look.new, is_empty=not len(look.known))
+        self._refuse(file, look, is_empty=not len(look.present) and file.suffix == ".csv")
         columns = self._known.get(key, look.known)[:1]
         if columns.tolist() != look.known[:1].tolist():
             of_sensors = LeftOutSensor.prefix(file)
@@ -232,6 +242,8 @@ class FolderSource:
         read = FileRead(look.state, look.first, look.known[look.first :].tobytes())
         await self.service.take(arrived, "folder", {key: read})
         self.states[key], self._known[key] = look.state, look.known
+        if look.again and self._anew.get(key) is None:
+            self._anew.pop(key, None)
         due: list[tuple[float, bool]] = [
             one.error.due for one in look.refused if isinstance(one.error, FutureTime)
         ]
@@ -259,32 +271,31 @@ class FolderSource:
             recent.know_ahead(
                 await asyncio.to_thread(read_covariate, covariate.name, covariate.file, recent.ids, options)
             )
-        self._refuse(covariate.file, refusals.found)
-        self.states[covariate.key] = FileState(*stamp, 0, "")
+        state = FileState(*stamp, 0, "")
+        look = Look(state, NO_LINES, 0, NO_LINES, [], refusals.found, NO_LINES, False)
+        self._refuse(covariate.file, look)
+        self.states[covariate.key] = state
 
-    def _refuse(
-        self,
-        file: Path,
-        refused: Sequence[Refusal],
-        known: Hashes = NO_LINES,
-        new: Hashes = NO_LINES,
-        is_empty: bool = False,
-    ) -> None:
+    def _refuse(self, file: Path, look: Look, is_empty: bool = False) -> None:
         """Name what was refused in a file, and forget what is no longer in it, or could be read now. Lines
-        that are `known` and not `new` stay. So does what the start has said of the file as a whole, or of
-        lines that a look takes for good ones; and whatever was said of the whole file while it is empty."""
-        again, told = {one.key for one in refused}, self.service.refused
+        that are there and not new stay, unless they were refused because the file as a whole could not be
+        read. So does what the start has said of the file as a whole, or of lines that a look takes for good
+        ones; and whatever was said of the whole file while it is empty."""
+        again, told = {one.key for one in look.refused}, self.service.refused
         before = [key for key in told if key[0] == file and key not in again]
         hashes = hashes_of([line for _, line in before])
-        stays = np.isin(hashes, known & ~FUTURE)
+        stays = np.isin(hashes, look.present & ~FUTURE)
         if file in self._notes:
-            stays &= ~np.isin(hashes, new)
-        of_looks = self._notes.get(file, set())
-        notes = {key for key in before if told[key].encode() == key[1]} - (set() if is_empty else of_looks)
+            stays &= ~np.isin(hashes, look.new)
+        of_looks = set() if is_empty else self._notes.get(file, set())
+        stays &= np.array([key not in of_looks for key in before], dtype=np.bool_)
+        notes = {key for key in before if told[key].encode() == key[1]} - of_looks
         gone = [key for key, is_there in zip(before, stays, strict=True) if not is_there]
         self.service.forget_refused([key for key in gone if key not in notes])
-        self._notes[file] = {one.key for one in refused if not one.line} | (of_looks if is_empty else set())
-        self.service.refuse(refused)
+        if not is_empty:
+            of_whole = {one.key for one in look.refused if not one.line or not look.understood}
+            self._notes[file] = of_whole if look.understood else of_whole | of_looks
+        self.service.refuse(look.refused)
 
     def _files(self) -> list[Path]:
         if self.path.is_file():
@@ -298,8 +309,8 @@ class FolderSource:
         before, known, about = self.states.get(key, UNREAD), self._known.get(key, NO_LINES), file.stat()
         if not S_ISREG(about.st_mode):  # opening a pipe would block
             raise DataError(file, "is not a file that can be followed")
-        is_due = self._is_due(key)
-        if _stamp(about) == before[:3] and not is_due:
+        is_due, anew = self._is_due(key), self._anew.get(key, _stamp(about)) != _stamp(about)
+        if _stamp(about) == before[:3] and not is_due and not anew:
             return None
         with file.open("rb") as opened:
             stamp = _stamp(os.fstat(opened.fileno()))
@@ -309,7 +320,7 @@ class FolderSource:
             opened.seek(max(0, before.read - COMPARED))
             last = opened.read(min(before.read, COMPARED))
             is_as_read = before.read > 0 and before.digest == _digest(first, last, before.read)
-            if is_due or stamp[0] != before.inode or stamp[1] == before.size:
+            if is_due or anew or stamp[0] != before.inode or stamp[1] == before.size:
                 is_as_read = False  # it was replaced; or something in it was changed, if it is as long
             skipped, begun, last = (len(known), before.read, last) if is_as_read else (0, 0, b"")
             opened.seek(begun)
@@ -325,16 +336,27 @@ class FolderSource:
                     is_new = ~pd.Index(hashes).isin(known)
                 if not stays[1:].any():
                     self._forget(file)
-            these = New(lines, is_new, skipped + 1, first, opened)
+            if anew:
+                anew = not is_new[1:].all()
+                # The rest of a file that is being written comes later; a rolling file loses its first lines.
+                self._anew[key] = None if anew and stays[-1] else stamp
+            these = New(lines, ~is_new if anew else is_new, skipped + 1, first, opened)
             found, refused, understood = self._read(file, these, variable)
-        new, loses = hashes[is_new], not stays.all()
+        new, loses = hashes[these.is_new], not stays.all()
+        present = np.concatenate([known[:skipped], hashes])
         if not understood:
+            if anew:
+                self._anew[key] = stamp
             state = FileState(*stamp, *before[3:])
-            return Look(state, known, len(known), new, found, refused, loses)
+            return Look(state, known, len(known), new, found, refused, present, loses, understood=False)
+        if anew:  # the other lines are read next
+            return Look(UNREAD, known, len(known), new, found, refused, present, False, again=True)
+        if loses and not is_new.any():  # it may be in the middle of being written: what was read is known
+            return Look(FileState(*stamp, 0, ""), known, len(known), new, found, refused, present, loses)
         future = hashes_of([one.line for one in refused if isinstance(one.error, FutureTime)])
         hashes[np.isin(hashes, future)] |= FUTURE
         known = np.concatenate([known[:skipped], hashes])
-        return Look(FileState(*stamp, read, digest), known, skipped, new, found, refused, loses)
+        return Look(FileState(*stamp, read, digest), known, skipped, new, found, refused, known, loses)
 
     def _forget(self, file: Path) -> None:
         """Another file is in its place."""
@@ -357,8 +379,9 @@ class FolderSource:
         before = self.states.get(key, UNREAD)
         is_future = any(isinstance(one.error, FutureTime) for one in refusals.found)
         known = np.array([FUTURE] if is_future else [], dtype=np.int64)
-        state, again = FileState(*stamp, 0, ""), stamp == before[:3]
-        return Look(state, known, 0, NO_LINES, found, refusals.found, before != UNREAD, again)
+        state, again = FileState(*stamp, 0, ""), stamp == before[:3] or key in self._anew
+        loses = before != UNREAD
+        return Look(state, known, 0, NO_LINES, found, refusals.found, NO_LINES, loses, again)
 
     def _read(self, file: Path, new: New, variable: str) -> tuple[list[Found], list[Refusal], bool]:
         """The readings of new lines, what could not be read, and whether the file is understood. In doubt,
