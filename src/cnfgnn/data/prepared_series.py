@@ -148,7 +148,8 @@ class PreparedSeries:
             weekly_profiles = state[PROFILES].cpu().numpy()
             unknown = np.isnan(weekly_profiles).all(axis=(1, 2), keepdims=True)
             self.weekly_profiles = np.where(unknown, self.weekly_profiles, weekly_profiles)
-            lags = state[LAGS].cpu().numpy()
+            # Before there were lags, nothing but the profile was usual.
+            lags = state[LAGS].cpu().numpy() if LAGS in state else np.where(unknown[:, 0], np.nan, 0.0)
             assert self.lags is not None
             self.lags = np.where(np.isnan(lags), self.lags, lags)
             self._set_usual(self._series, self.calendar.look_up(self.weekly_profiles))
