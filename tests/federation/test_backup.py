@@ -19,9 +19,10 @@ import pandas as pd
 import pytest
 import torch
 
+from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.refusals import Refusals
-from cnfgnn.data.series import Series
+from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError, DataError, RunError
 from cnfgnn.federation.coverage_sums import ToldCoverage
@@ -32,13 +33,14 @@ from cnfgnn.federation.site import backup as backups
 from cnfgnn.federation.site import nodes as site_nodes
 from cnfgnn.federation.site.approvals import approve, read_approvals, revoke
 from cnfgnn.federation.site.backup import back_up, restore
-from cnfgnn.federation.site.copies import RECORD, check_complete, record_of
-from cnfgnn.federation.site.live.nodes import LiveSiteNodes, counted_readings, newest_copy
+from cnfgnn.federation.site.copies import GRID, RECORD, STEPS, check_complete, record_of, settle_steps
+from cnfgnn.federation.site.live.nodes import LiveSiteNodes, counted_readings, newest_copy, rows_until
 from cnfgnn.federation.site.owner import SiteOwner
 from cnfgnn.federation.site.readings import SiteData
 from cnfgnn.federation.site.settings import private_folder, read_site
 from cnfgnn.federation.site.status import STATES, read_site_status
 from cnfgnn.federation.site.store import OwnerStore, SiteStore
+from cnfgnn.live.forecasting.predictor import window_of
 from cnfgnn.live.forecasting.schedule import Schedule
 from cnfgnn.live.forecasting.watch import SUMS, Watch
 from cnfgnn.live.intake.clock import FeedClock
@@ -780,3 +782,43 @@ def test_retired_readings_do_not_decide_on_the_steps_of_a_live_site_with_gaps(ki
         write_values(kit, times[rows], values[rows])
         heard.append(str(told_by(load(kit, True))))
     assert heard[0] == heard[1] == heard[2]
+
+
+def test_few_rows_with_gaps_do_not_change_the_step_of_a_restored_site(tmp_path: Path) -> None:
+    readings, store = network(n=2, rows=50).readings, CopyStore(tmp_path)
+    first = int(readings.seconds[0])
+    store.settle(GRID, f"300 {first % 300}")
+    settle_steps(store, rows_of(readings, slice(0, 20, 2)))
+    assert CopyStore.settled(tmp_path, STEPS) == f"300 {first}"
+
+
+def test_a_live_site_goes_on_with_one_reading_after_the_restore(kit: Path) -> None:
+    times, values = restored_site(kit, True)
+    times = times.append(times[-1:] + pd.Timedelta("5min"))
+    heard = []
+    for first in (160, 199, 200):  # retired rows are there, or not
+        write_values(kit, times[first:], np.concatenate([values, values[:1]])[first:])
+        heard.append(str(told_by(load(kit, True))))
+    assert heard[0] == heard[1] == heard[2]
+
+
+@pytest.mark.parametrize("ahead", [-50, -3, 0, 3, 50])
+def test_a_copy_that_is_shorter_than_the_history_makes_a_window(ahead: int) -> None:
+    readings = network(n=2, rows=50).readings
+    trained = PreparedSeries(
+        Series.of(readings),
+        Scaler(0.0, 1.0),
+        "masked",
+        Windows.of(50, 12, 3),
+        torch.float64,
+        torch.device("cpu"),
+    )
+    until = int(readings.seconds[-1]) + 300 * ahead
+    for rows in (1, 5, 12):
+        values = readings.values.copy()
+        values[:-rows] = np.nan
+        whole = replace(readings, values=values, missing=np.isnan(values))
+        few = rows_of(readings, slice(50 - rows, None))
+        short, same = (window_of(rows_until(one, until, 300, 13), trained) for one in (few, whole))
+        assert torch.equal(short.inputs, same.inputs)
+        assert torch.equal(short.observed, same.observed)

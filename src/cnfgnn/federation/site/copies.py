@@ -218,7 +218,8 @@ def settled_phase(plan: SitePlan, kit: Path) -> int | None:
 def settle_steps(store: CopyStore, found: Readings) -> None:
     """Settle the steps of a site that is restored. From now on they must not follow from its readings:
     which of those that are retired are still there is nobody else's business."""
-    step, seconds = found.step_seconds, found.seconds
+    grid, seconds = CopyStore.settled(store.folder, GRID), found.seconds
+    step = found.step_if_sure(None if grid is None else int(grid.split()[0]))  # few rows may have gaps
     store.settle(GRID, f"{step} {int(seconds[0]) % step}")
     first, oldest = int(seconds[0]), store.oldest()
     store.settle(STEPS, f"{step} {first if oldest is None else min(first, oldest)}")

@@ -29,7 +29,7 @@ from cnfgnn.algorithm.owner import Owner
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.files.folder import known_positions, readings_file
 from cnfgnn.data.files.input_files import names_of_files
-from cnfgnn.data.readings import Readings, columns_of, last_rows, rows_of
+from cnfgnn.data.readings import Readings, columns_of, last_rows, rows_of, with_rows_before
 from cnfgnn.data.refusals import Refusals
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
@@ -86,7 +86,8 @@ class LiveClients(SiteClients):
             use(self.data, self._for_new)
             self._for_new = ()
         if self._copy is not None:
-            self.data = window_of(rows_until(self._copy, self.turned_to, terms.step), self.data)
+            least = self.data.history + 1
+            self.data = window_of(rows_until(self._copy, self.turned_to, terms.step, least), self.data)
         has = self.data.available["test"]
         n = self.series.nodes
         none = torch.zeros((n, 0), dtype=torch.bool)
@@ -94,12 +95,12 @@ class LiveClients(SiteClients):
         return torch.zeros((n, 3), dtype=torch.float64), {"train": none, "validation": none, "test": found}
 
 
-def rows_until(readings: Readings, seconds: int, step: int) -> Readings:
-    """The readings up to a time step; steps that they do not reach are missing."""
-    last = int(readings.seconds[-1])
-    ahead = (seconds - last) // step
+def rows_until(readings: Readings, seconds: int, step: int, least: int) -> Readings:
+    """The readings up to a time step, at least so many rows; steps that they do not reach are missing."""
+    ahead = max((seconds - int(readings.seconds[-1])) // step, -len(readings.times))
+    readings = with_rows_before(readings, least - min(0, ahead), step)
     if ahead <= 0:
-        return rows_of(readings, slice(0, max(1, len(readings.times) + ahead)))
+        return rows_of(readings, slice(0, len(readings.times) + ahead))
     ahead = min(ahead, len(readings.times))
     times = (seconds - step * np.arange(ahead - 1, -1, -1)).astype("datetime64[s]")
     values = np.full((ahead, len(readings.ids)), np.nan, dtype=readings.values.dtype)
@@ -418,7 +419,7 @@ def _positions(site: LiveSiteNodes, plan: SitePlan, folder: Path, ids: Sequence[
 def newest_copy(data: SiteData) -> Readings:
     """What the nodes begin with: the copy from its first reading to its newest one."""
     told = (data.seconds >= data.measured[0]) & (data.seconds <= data.measured[-1])
-    return last_rows(rows_of(data.copy, told).on_grid(), KEPT_ROWS)
+    return last_rows(rows_of(data.copy, told).on_grid(data.step), KEPT_ROWS)
 
 
 def counted_readings(data: SiteData) -> Readings:
@@ -429,9 +430,10 @@ def counted_readings(data: SiteData) -> Readings:
         known = ~observed.missing.all(axis=1)
         counted |= known & (data.seconds >= data.first) & (data.seconds <= data.retired[READINGS])
     values = np.where(counted[:, None], observed.values, np.float32(np.nan))
-    first, *_, last = np.flatnonzero(counted).tolist()
+    first, last = np.flatnonzero(counted)[[0, -1]].tolist()
     # With rows between them that are empty, so that it does not matter for the step which are.
-    return rows_of(replace(observed, values=values), slice(first, last + 1)).on_grid()
+    rows = rows_of(replace(observed, values=values), slice(first, last + 1)).on_grid(data.step)
+    return with_rows_before(rows, 2, data.step)  # which tell the step
 
 
 def settings_of(plan: SitePlan, kit: Path, live: LiveTerms) -> LiveSettings:
