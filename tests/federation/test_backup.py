@@ -822,3 +822,25 @@ def test_a_copy_that_is_shorter_than_the_history_makes_a_window(ahead: int) -> N
         short, same = (window_of(rows_until(one, until, 300, 13), trained) for one in (few, whole))
         assert torch.equal(short.inputs, same.inputs)
         assert torch.equal(short.observed, same.observed)
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_retired_readings_do_not_decide_whether_a_pause_is_too_long(kit: Path, live: bool) -> None:
+    times, values = restored_site(kit, live)
+    for pause, new in ((190, 1) if live else (900, 5), (1, 1)):
+        later = pd.date_range(times[-1] + pd.Timedelta("5min") * pause, periods=new, freq="5min")
+        off = times[160:161] + pd.Timedelta("17s")
+        heard = []
+        for old in (times[160:163], times[160:161].append(off), times[:0]):
+            write_values(kit, old.append(later), np.concatenate([values[: len(old)], values[50 : 50 + new]]))
+            heard.append(str(told_by(load(kit, live))))
+        assert heard[0] == heard[1] == heard[2]
+
+
+def test_another_restore_retires_rows_after_a_pause_that_only_known_steps_allow(kit: Path) -> None:
+    times, values = restored_site(kit, False)
+    later = pd.date_range(times[-1] + pd.Timedelta("5min") * 3000, periods=5, freq="5min")
+    write_values(kit, times[160:170].append(later), values[:15])
+    assert not load(kit, False).copy.missing[-5:].any()
+    shutil.rmtree(folder_of(kit))
+    assert restore(kit, kit.parent / "file").retired == int(later[-1].timestamp())

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from zoneinfo import ZoneInfo
 
 from cnfgnn.config.settings import Dates, Decimal
-from cnfgnn.data.refusals import Refusals
+from cnfgnn.data.refusals import KnownSteps, Refusals
 from cnfgnn.errors import ConfigError
 
 OFFSET = re.compile(r"([+-])(\d\d):([0-5]\d)", re.A)
@@ -26,6 +26,8 @@ class ReadingOptions:
 
     With `refusals`, lines that cannot be read are left out and noted there, and the last of several rows of
     one time counts. Without, as in training, the first of them is an error.
+
+    `known` are the time steps to put the readings on; without, these follow from the readings.
     """
 
     dates: Dates = "auto"
@@ -35,6 +37,7 @@ class ReadingOptions:
     inputs: str = "all"  # further inputs to use: all, none, or their names
     place: str = field(default="", compare=False)
     refusals: Refusals | None = field(default=None, compare=False, repr=False)
+    known: KnownSteps | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():

@@ -148,10 +148,10 @@ class Readings:
             return otherwise
         return self.step_seconds
 
-    def on_nearest_grid(self, refusals: Refusals) -> Readings:
+    def on_nearest_grid(self, refusals: Refusals, known: KnownSteps | None = None) -> Readings:
         """The same with a row for every time step, as a live service counts readings: each at the step that
         is nearest to its time. Rows that are far from all others are left out, and named."""
-        known, seconds = refusals.known, self.seconds
+        seconds = self.seconds
         step = self.step_if_sure(refusals.step) if known is None else known.step
         offsets, counts = np.unique(seconds % step, return_counts=True)
         phase = offsets[np.argmax(counts)] if refusals.phase is None else refusals.phase % step
@@ -169,28 +169,45 @@ class Readings:
         rows, values, missing = rows[~far], self.values[~far], self.missing[~far]
         kept, values, missing = last_of_each(rows, values, missing)
         times = (step * kept + phase).astype("datetime64[s]")
-        found = replace(self, times=times, values=values, missing=missing).on_grid(step)
+        found = replace(self, times=times, values=values, missing=missing).on_grid(step, known)
         return with_rows_before(found, 2, step)  # which tell the step
 
-    def on_grid(self, step: int | None = None) -> Readings:
-        """The same readings with a row for every time step; added rows are missing."""
+    def on_known_grid(self, known: KnownSteps) -> Readings:
+        """The same with a row for every time step. Up to the last of the known steps, rows that are at none
+        of them are left out, and which of the others are there does not decide whether this is refused."""
+        seconds, step = self.seconds, known.step
+        later, off = seconds > known.last, (seconds - known.phase) % step != 0
+        if (wrong := later & off & ~self.missing.all(axis=1)).any():
+            raise self._off_grid(step, int(np.argmax(wrong)))
+        rows = rows_of(self, ~off & (later | (seconds >= known.first)))
+        return with_rows_before(rows.on_grid(step, known), 2, step)  # which tell the step
+
+    def on_grid(self, step: int | None = None, known: KnownSteps | None = None) -> Readings:
+        """The same readings with a row for every time step; added rows are missing. They may be a hundred
+        times as many as there are rows, or would be if all `known` steps had one."""
         step, seconds = step or self.step_seconds, self.seconds
         if (row := self.between_steps(step)) is not None:
-            raise DataError(
-                self.source, f"this time is off the grid of {step} s steps", row=str(self.times[row])
-            )
+            raise self._off_grid(step, row)
         rows = (seconds - seconds[0]) // step
         total = int(rows[-1]) + 1
-        if total == len(self.times):
-            return self
-        if total > 100 * len(self.times):
-            problem = f"{len(self.times)} rows are too few for a span of {total} steps of {step} s"
+        count, span = len(seconds), total
+        if known is not None:
+            count = (known.last - known.first) // step + 1 + int((seconds > known.last).sum())
+            span = (int(seconds[-1]) - known.first) // step + 1
+        if span > 100 * count:
+            problem = f"{count} rows are too few for a span of {span} steps of {step} s"
             raise DataError(self.source, problem)
+        if total == len(seconds):
+            return self
         values = np.full((total, len(self.ids)), np.nan, dtype=np.float32)
         missing = np.ones((total, len(self.ids)), dtype=np.bool_)
         values[rows], missing[rows] = self.values, self.missing
         times = (seconds[0] + step * np.arange(total)).astype("datetime64[s]")
         return replace(self, times=times, values=values, missing=missing)
+
+    def _off_grid(self, step: int, row: int) -> DataError:
+        problem = f"this time is off the grid of {step} s steps"
+        return DataError(self.source, problem, row=str(self.times[row]))
 
 
 def isolated_rows(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -72,7 +72,6 @@ class Refusals:
                UTC; None: any time
     step       the time step in seconds if rows are too few to tell; None: as between most of them
     phase      how many seconds after a full step readings are counted; None: as most of them are
-    known      the steps to count at; None: as the readings are
     expected   sensors that get a column even if a file has no reading of them
     refuse_at  by file: notes the row of a time, with what is wrong with it
     dates      the order of day and month, once the file has shown it; unless the year is first
@@ -82,7 +81,6 @@ class Refusals:
     latest: Callable[[int, bool], float] | None = None
     step: int | None = None
     phase: int | None = None
-    known: KnownSteps | None = None
     expected: Sequence[str] = ()
     refuse_at: dict[str, Callable[[np.datetime64, str], None]] = field(default_factory=dict)
     dates: Dates = "auto"

@@ -65,7 +65,7 @@ def load_with(path: Path, options: ReadingOptions) -> Dataset:
     if path.is_dir():
         file = _readings_of(path, options.refusals is not None)
         if file is None:
-            return _own(path, read_with_inputs(path, None, options), options.refusals)
+            return _own(path, read_with_inputs(path, None, options), options)
         return _load_file(file, options)
     if not path.is_file():
         raise DataError(path, "no such file or folder")
@@ -76,20 +76,26 @@ def load_with(path: Path, options: ReadingOptions) -> Dataset:
 
 def load_readings(path: str | Path, options: ReadingOptions | None = None) -> Readings:
     """Load the readings of a folder or file as `load` does, on a regular time grid, without a graph."""
-    path, options = Path(path), options or ReadingOptions()
+    options = options or ReadingOptions()
+    return _on_grid(read_rows(Path(path), options), options)
+
+
+def read_rows(path: Path, options: ReadingOptions) -> Readings:
+    """The same with the rows as they are in the file."""
     live = options.refusals is not None
     if path.is_dir() and _readings_of(path, live) is None:
-        return _on_grid(read_with_inputs(path, None, options), options.refusals)
+        return read_with_inputs(path, None, options)
     file = readings_file(path, live)
     if file.name in OWN_READINGS:
-        return _on_grid(read_with_inputs(file.parent, file, options), options.refusals)
+        return read_with_inputs(file.parent, file, options)
     readings = read_traffic(file, options)
-    readings = replace(readings, missing=readings.missing | (readings.values == 0))
-    return _on_grid(readings, options.refusals)
+    return replace(readings, missing=readings.missing | (readings.values == 0))
 
 
-def _on_grid(readings: Readings, refusals: Refusals | None) -> Readings:
-    return readings.on_grid() if refusals is None else readings.on_nearest_grid(refusals)
+def _on_grid(readings: Readings, options: ReadingOptions) -> Readings:
+    if options.refusals is not None:
+        return readings.on_nearest_grid(options.refusals, options.known)
+    return readings.on_grid() if options.known is None else readings.on_known_grid(options.known)
 
 
 def readings_file(path: Path, live: bool = False) -> Path:
@@ -153,11 +159,12 @@ def _readings_of(folder: Path, live: bool) -> Path | None:
 
 def _load_file(file: Path, options: ReadingOptions) -> Dataset:
     if file.name in OWN_READINGS:
-        return _own(file.parent, read_with_inputs(file.parent, file, options), options.refusals)
+        return _own(file.parent, read_with_inputs(file.parent, file, options), options)
     return _traffic(file, read_traffic(file, options))
 
 
-def _own(folder: Path, readings: Readings, refusals: Refusals | None = None) -> Dataset:
+def _own(folder: Path, readings: Readings, options: ReadingOptions) -> Dataset:
+    refusals = options.refusals
     sensors, edges = folder / "sensors.csv", folder / "edges.csv"
     there = [file for file in (sensors, edges) if file.exists()]
     for file in there:
@@ -179,7 +186,7 @@ def _own(folder: Path, readings: Readings, refusals: Refusals | None = None) -> 
     else:
         problem = "add sensors.csv (id, latitude, longitude) or edges.csv (from, to, weight or distance)"
         raise DataError(folder, f"the graph of the sensors is unknown: {problem}")
-    return Dataset(folder.absolute().name, _on_grid(replace(readings, notes=notes), refusals), graph)
+    return Dataset(folder.absolute().name, _on_grid(replace(readings, notes=notes), options), graph)
 
 
 def _own_graph(path: Path, ids: Sequence[str], known: Collection[str]) -> Graph:

@@ -84,7 +84,7 @@ def variables_of(table: Table, options: ReadingOptions, regular: bool = True) ->
             if name in found:
                 raise DataError(table.locations.path, "this column occurs twice", column=name)
             found[name if named else UNNAMED] = _from_long(of_one, stamps, options)
-    if table.locations.line_of is not None and regular and options.refusals is None:
+    if table.locations.line_of is not None and regular and options.refusals is None and options.known is None:
         for times, readings in found.values():
             if len(readings.times) > 1:
                 _check_grid(readings, times, table)

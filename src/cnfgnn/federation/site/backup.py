@@ -20,11 +20,13 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from cnfgnn.data.files.folder import read_rows
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.refusals import Refusals
 from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
@@ -35,6 +37,7 @@ from cnfgnn.federation.site.approvals import read_approvals
 from cnfgnn.federation.site.copies import (
     RECORD,
     is_unfinished,
+    known_steps,
     open_copies,
     record_of,
     settle_steps,
@@ -398,7 +401,10 @@ def _retired_until(
     if made is not None and now < made:
         raise RunError(kit, f"this machine's clock is wrong: the backup was made at {format_time(int(made))}")
     measured = (found, *(one.readings for one in found.others if not one.known_ahead))
-    times = np.concatenate([one.seconds[~one.missing.all(axis=1)] for one in measured])
+    assert plan.readings is not None
+    # A site that was restored before may have copied rows that are left out here as far from all others.
+    in_file = read_rows(kit / plan.readings, replace(plan.reading, refusals=Refusals()))
+    times = np.concatenate([one.seconds[~one.missing.all(axis=1)] for one in (in_file, *measured)])
     stored = [row[0] for rows in stored_readings(kit / LIVE / DATABASE) for row in rows]
     times = np.concatenate([times, np.array(stored, dtype=np.int64)])
     step = max(one.step_seconds for one in measured if len(one.times) > 1)  # rows of this step have copies
@@ -421,7 +427,7 @@ def _all_at_hand(plan: SitePlan, kit: Path) -> Readings:
     try:
         return load_site(plan, kit, live=True)
     except DataError:  # a live service does without the lines that cannot be read
-        return load_site(plan, kit, live=True, refusals=Refusals())
+        return load_site(plan, kit, live=True, refusals=Refusals(), known=known_steps(plan, kit))
 
 
 def _extract(backup: tarfile.TarFile, part: str, to: Path) -> None:

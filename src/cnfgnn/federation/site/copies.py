@@ -249,10 +249,8 @@ def _check_times(
     seconds = observed.seconds
     if known is None:
         step, phase = observed.step_seconds, int(seconds[0]) % observed.step_seconds
-    else:  # only readings that get a copy count
-        later = seconds[(seconds > known.last) & ~observed.missing.all(axis=1)]
-        off = later[(later - known.phase) % known.step != 0]
-        step, phase = known.step, int(off[0]) % known.step if len(off) else known.phase
+    else:
+        step, phase = known.step, known.phase
     first_step, first_phase = map(int, store.settle(GRID, f"{step} {phase}").split())
     if (phase - first_phase) % min(step, first_step):
         before = f"from readings {first_phase} s after a full step of {first_step} s"

@@ -22,7 +22,7 @@ from cnfgnn.data.files.folder import load_readings, zeros_are_missing
 from cnfgnn.data.inputs import InputNames
 from cnfgnn.data.quality import Finding, findings_in
 from cnfgnn.data.readings import DAY, Readings, columns_of, isolated_rows, rows_of, weekday
-from cnfgnn.data.refusals import Refusals
+from cnfgnn.data.refusals import KnownSteps, Refusals
 from cnfgnn.data.series import Series
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.project import SitePlan
@@ -74,7 +74,7 @@ class SiteData:
         refusals: Refusals | None = None,
     ) -> None:
         check_least_blur(plan, kit)
-        found = load_site(plan, kit, live, refusals)
+        found = load_site(plan, kit, live, refusals, known_steps(plan, kit))
         if refusals is None:
             found.select(plan.sensors)  # a sensor that the file lacks is an error
         # A live service also begins if a sensor was silent for as long as its file reaches back.
@@ -82,8 +82,6 @@ class SiteData:
         self.inputs = InputNames.of(loaded.others)  # the names of other variables and of covariates
         self.copies = site_copies(loaded, plan, kit)
         known = None if self.copies is None else self.copies.steps
-        if known is not None:
-            loaded = rows_of(loaded, (loaded.seconds - known.phase) % known.step == 0)
         both = TruthAndCopy(loaded, plan.cleaning, blurring_of(plan, self.copies))
         self.copy, self.truth, self.observed = both.copy, both.truth, both.observed
         self.sigmas = {} if self.copies is None else self.copies.sigmas
@@ -221,14 +219,20 @@ class SiteData:
         return Series(values, missing, (seconds % day) / day, weekday(seconds), others, seconds)
 
 
-def load_site(plan: SitePlan, kit: Path, live: bool, refusals: Refusals | None = None) -> Readings:
-    """All readings of a site's files; with `live`, those that its live service has received, too. See
-    `SiteData` for `refusals`."""
+def load_site(
+    plan: SitePlan,
+    kit: Path,
+    live: bool,
+    refusals: Refusals | None = None,
+    known: KnownSteps | None = None,
+) -> Readings:
+    """All readings of a site's files, on its `known` steps if they are; with `live`, those that its live
+    service has received, too. See `SiteData` for `refusals`."""
     if plan.readings is None:
         raise ConfigError(f"{settings_file(kit)}: readings", "set it to the path of the readings")
     if refusals is not None:
-        refusals.phase, refusals.known = settled_phase(plan, kit), known_steps(plan, kit)
-    found = load_readings(kit / plan.readings, replace(plan.reading, refusals=refusals))
+        refusals.phase = settled_phase(plan, kit)
+    found = load_readings(kit / plan.readings, replace(plan.reading, refusals=refusals, known=known))
     return with_stored(found, kit / LIVE, zeros_are_missing(kit / plan.readings)) if live else found
 
 

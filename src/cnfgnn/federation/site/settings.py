@@ -47,9 +47,8 @@ def read_site(kit: str | Path) -> SitePlan:
 
 
 def _site_plan(content: Mapping[str, Any], file: Path) -> SitePlan:
-    reading = read_table(
-        ReadingOptions, content.get("reading", {}), "reading", place=str(file), refusals=None
-    )
+    given = {"place": str(file), "refusals": None, "known": None}
+    reading = read_table(ReadingOptions, content.get("reading", {}), "reading", **given)
     plan = read_table(SitePlan, {**content, "reading": reading, "new_sensors": ()}, organisation="")
     plan.live.check_options(lambda name: f"live.{name}")
     return replace(
