@@ -195,7 +195,7 @@ def test_beyond_holds_each_idea_off_and_alone_and_bytes_of_one_node(everything: 
     assert ours["cnfgnn-plus"]["share"] == pytest.approx(moved["cnfgnn-plus"] / moved["at-fedavg"])
     assert ours["mlp-central"]["bytes"] is None
     ablation = tables["beyond-ablation"]["rows"]
-    assert [row["group"] for row in ablation] == [""] + ["off"] * 11 + ["alone"] * 8
+    assert [row["group"] for row in ablation] == [""] + ["off"] * 9 + ["alone"] * 7
     week = next(row for row in ablation if row["label"] == "without the weekly profile")
     runs = [Run.open(folder / "runs" / f"cnfgnn-plus{kind}-seed1") for kind in ("", "-profile-False")]
     shipped, without = (run.test()["overall"]["rmse"] for run in runs)
