@@ -66,7 +66,7 @@ class LiveService(Intake):
         self.latest: Forecast | None = None
         self._lacked = False  # whether readings of its step came after it was made
         # The clock's time when it was last looked at, and that of a clock that nobody sets.
-        self._looked_at: tuple[float, float] | None = None
+        self._looked_at = clock.now(), time.monotonic()
         self.fill_gaps: Callable[[], None] = lambda: None  # asks for what the files have
         self.report: Report | None = None if tracking is None else tracking.watch.report(zone.write)
         self.listeners: list[Callable[[Forecast], None]] = []
@@ -148,9 +148,8 @@ class LiveService(Intake):
         """Whether the machine's clock has gone ahead of itself: what was from the future may not be any
         more."""
         before, self._looked_at = self._looked_at, (now, time.monotonic())
-        if not isinstance(self.clock, SystemClock) or before is None:
-            return False
-        return now - before[0] - (self._looked_at[1] - before[1]) > 2 * self.recent.step
+        passed = self._looked_at[1] - before[1]
+        return isinstance(self.clock, SystemClock) and now - before[0] - passed > 2 * self.recent.step
 
     async def _recall(self, now: float) -> None:
         """The clock was wrong: take in again what is stored, and what the files have."""
