@@ -109,6 +109,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         method = getattr(item, "callspec", None) and item.callspec.params.get("method")  # type: ignore[attr-defined]
         if method in METHODS and method not in QUICK and not item.get_closest_marker("chaos"):
             item.add_marker(pytest.mark.trials if method in TRIALS else pytest.mark.slow)
+        if "driver" in getattr(item, "fixturenames", ()):  # a browser takes seconds to start
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
