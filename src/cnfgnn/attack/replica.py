@@ -74,7 +74,7 @@ class Replica:
             assert self.profile_known is not None
             known = self.profile_known[:, ahead]
             change = torch.where(known, profile - readings[..., history - 1 : history], 0.0)
-            # What earlier days and weeks add to the profile is not known; the last step's is not sent.
+            # What earlier days and weeks add is not known; the encoder does not use that of the last step.
             change = torch.cat([torch.zeros_like(change[..., :1]), change], dim=-1)
         return Batch(
             x=x,

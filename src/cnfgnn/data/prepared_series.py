@@ -35,7 +35,7 @@ WINDOWS_AT_ONCE, NODES_AT_ONCE = 512, 1 << 11  # in fitting linear forecasters
 # Days of training windows from which on linear forecasters use the time of day. With fewer, no time comes
 # twice: what looks like a pattern of the day is the course of one day, and misleads about the next hours.
 FEWEST_DAYS = 2.0
-USUAL = "usual_"  # the names of what usual readings are computed from begin with it in checkpoints
+USUAL = "usual_"  # in checkpoints, the names of profiles and of the weights of lags begin with it
 PROFILES, LAGS = USUAL + "weeks", USUAL + "lags"
 LINEAR = "linear_"  # the names of linear forecasters in checkpoints begin with it
 OWN, INFORMED = "own", "informed"

@@ -89,15 +89,15 @@ class InputFile:
 class Look(NamedTuple):
     """What a look at a file has found.
 
-    state    how far the file is read now
-    known    the hash of each line that is read
-    first    how many of them are as they were before
-    new      the hashes of the lines that were read in this look
-    found    the readings of these lines
-    refused  what of them could not be read
-    present  the hash of each line that is in the file now
-    loses    whether a line that was read is no longer there
-    again    whether lines were read that are known, for what the service does not know of them (any more)
+    state       how far the file is read now
+    known       the hash of each line that is read
+    first       how many of them are as they were before
+    new         the hashes of the lines that were read in this look
+    found       the readings of these lines
+    refused     what of them could not be read
+    present     the hash of each line that is in the file now
+    loses       whether a line that was read is no longer there
+    again       whether known lines were read for what the service does not know, or not any more
     understood  whether the file could be read at all
     """
 
