@@ -110,9 +110,8 @@ class SiteSteps:
                 self.present[site.name] = min(max(present, 0), len(site.rows))
                 self.coverage[site.name] = coverage_told(answer)
             self.changed.notify_all()
-        if not ready or (
-            step and step != self.due[site.name]
-        ):  # one from the future would come again at once
+        is_believed = not step or step == self.due[site.name]
+        if not (ready and is_believed):  # a step from the future would come again at once
             self._closed.wait(0.2)
 
     def common(self) -> tuple[int, bool]:
