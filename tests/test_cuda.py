@@ -22,7 +22,6 @@ STUDIES: list[dict[str, Any]] = [{"method": method} for method in METHODS]
 STUDIES += [
     {"method": "gru-fmtl", "training.fmtl_norm": "plain", "training.fmtl_lambda": 0.01},
     {"method": "at-fedavg", "model.global_input": "zero"},
-    {"method": "cnfgnn-plus", "model.members": 2},
 ]
 
 
@@ -49,7 +48,6 @@ WIDTHS: list[dict[str, Any]] = [
     {"model.hidden": 40, "model.embedding": 24, "model.gn_widths": [32, 32]},
     {"model.hidden": 7, "model.embedding": 3, "model.gn_widths": [16, 16]},
     {"model.hidden": 64, "model.embedding": 64, "model.gn_widths": [48, 40]},  # by the plain twin
-    {"model.hidden": 7, "model.embedding": 3, "model.gn_widths": [16, 16], "model.members": 2},
 ]
 
 

@@ -136,7 +136,7 @@ def test_results_stay_near_those_of_full_precision(how: StateFormat, method: str
         experiment = simulate(data, kept(data, each, method))  # type: ignore[arg-type]
         losses.append(train(experiment).best.loss)
         finals.append(final(experiment))
-    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert losses[1] == pytest.approx(losses[0], rel=3e-3)
     assert not torch.equal(*finals)
     torch.testing.assert_close(finals[1], finals[0], rtol=0.02, atol=5e-3)
 

@@ -38,15 +38,7 @@ class Naive:
         observed = ~np.isnan(values)
         total = values.shape[1] - HISTORY - HORIZON + 1
         starts = range(round(0.7 * total))
-        self.has = np.array(
-            [
-                [
-                    row[s : s + HISTORY].any() and row[s + HISTORY : s + HISTORY + HORIZON].any()
-                    for s in starts
-                ]
-                for row in observed
-            ]
-        )
+        self.has = np.array([[row[s : s + HISTORY].any() for s in starts] for row in observed])
         assert not self.has.all(), "the test means ragged windows"
         self.starts = np.array(starts)[self.has.any(axis=0)]
         self.has = self.has[:, self.has.any(axis=0)]
@@ -99,7 +91,8 @@ class Naive:
         for epoch in range(self.config.training.client_rounds):
             for windows in self.epoch(CLIENT_BATCHES, r_g, epoch, self.config.training.client_batch):
                 loss = self.loss(i, theta, windows, self.h_G[i, windows])
-                if self.has[i, windows].any():
+                weight = self.cut(i, windows).weight
+                if weight is not None and weight.any():
                     adam.zero_grad()
                     loss.backward()
                     adam.step()
@@ -115,7 +108,7 @@ class Naive:
         spans = [slice(self.starts[w], self.starts[w] + HISTORY) for w in windows]
         after = [slice(span.stop, span.stop + HORIZON) for span in spans]
         x = torch.stack([torch.stack([self.series[i, s], self.clock[s]], dim=-1) for s in spans])
-        counts = [self.observed[i, s] & bool(self.has[i, w]) for w, s in zip(windows, after, strict=True)]
+        counts = [self.observed[i, s] for s in after]
         clock = torch.stack([self.clock[s] for s in after])
         y = torch.stack([self.series[i, s] for s in after])
         return Batch(x[None], y[None], clock, torch.stack(counts)[None].double())
@@ -133,7 +126,7 @@ class Naive:
         return total
 
     def propagate(self, h_c: Tensor, windows: list[int]) -> Tensor:
-        """h_G of each window on the graph of those who have it."""
+        """h_G of each window on the graph of those who are heard in it."""
         columns = []
         for w in windows:
             here = np.flatnonzero(self.has[:, w])

@@ -26,9 +26,10 @@ def test_a_round_equals_end_to_end_training(method: str, data: Dataset) -> None:
         optimizers.append(torch.optim.Adam(gn.parameters(), lr=training.server_lr))
     edges = Edges.of(data.graph, torch.device("cpu"), torch.float64)
     for step, draw in enumerate(clients.client_batches.epoch(1, 0)):
-        batch, has = clients.data.batch("train", clients.client_batches[draw])
+        windows = clients.client_batches[draw]
+        batch = clients.data.batch("train", windows)
         h_c = clients.model.encode(theta, batch)
-        h_G = None if gn is None else gn(h_c, edges, has)
+        h_G = None if gn is None else gn(h_c, edges, clients.data.heard_in("train", windows))
         loss = clients.forecaster.losses(theta, batch, h_G, clients.coins[step], h_c).sum()
         for optimizer in optimizers:
             optimizer.zero_grad()

@@ -104,7 +104,7 @@ def own_to(owner: Owner) -> list[Tensor]:
     data = owner.data
     assert data.usual is not None
     assert data.weekly_profiles is not None
-    batch, _ = data.batch("train", slice(None))
+    batch = data.batch("train", slice(None))
     assert batch.usual_change is not None
     weeks = torch.from_numpy(data.weekly_profiles)
     scaled = (weeks - data.scaler.mean) / data.scaler.std

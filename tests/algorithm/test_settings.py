@@ -36,7 +36,6 @@ ON_THE_WIRE = {
     "profile",
     "calendar",
     "personal",
-    "members",
     "sent",
     "loss",
     "decay_rounds",

@@ -35,9 +35,9 @@ def end_to_end(server: Server, clients: Clients) -> tuple[dict[str, Tensor], lis
     assert server.gn is not None
     _, windows = next(server.server_batches(1))
     theta = {name: w.requires_grad_() for name, w in own(clients.theta, clients.series.nodes).items()}
-    batch, has = clients.data.batch("train", windows)
+    batch = clients.data.batch("train", windows)
     h_c = clients.model.encode(theta, batch)
-    h_G = server.gn.gn(h_c, server.graph, has)
+    h_G = server.gn.gn(h_c, server.graph, clients.data.heard_in("train", windows))
     loss = clients.forecaster.losses(theta, batch, h_G, clients.coins[0], h_c).sum()
     weights = list(server.gn.gn.parameters())
     grads = torch.autograd.grad(loss, [*theta.values(), *weights])

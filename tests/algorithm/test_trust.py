@@ -66,8 +66,9 @@ def test_the_share_has_the_lowest_error_of_the_kind_that_was_trained_on(
     def errors(share: torch.Tensor) -> torch.Tensor:
         return forecaster.summed_errors(*evaluated, "validation", share)[..., error].sum(dim=1)
 
-    windows = owner.data.available["validation"]
-    count = torch.tensor(len(owner.data.starts["validation"])) if windows is None else windows.sum(dim=1)
+    weight = owner.data.batch("validation", slice(None)).weight
+    assert weight is not None
+    count = (weight.amax(dim=-1) > 0).sum(dim=1)
     chosen = errors((owner.trust / _certainty(count.double(), owner.data.length)).clamp(max=1))
     for share in torch.linspace(0, 1, 11, dtype=torch.float64):
         assert (chosen <= errors(share.expand(len(chosen))) * (1 + 1e-6) + 1e-9).all()

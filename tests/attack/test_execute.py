@@ -28,7 +28,6 @@ from tests.conftest import small
 
 QUICK = Effort(steps=20, iterations=4)
 CPU = torch.device("cpu")
-SEVERAL_NETWORKS = {"model.members": 2}
 
 
 def blinded(data: Dataset, but: int) -> Dataset:
@@ -106,7 +105,7 @@ def test_a_blur_leaves_the_attacker_no_more_than_the_copy(attacked_city: Dataset
 def test_gradients_and_weights_add_to_what_hidden_states_tell(attacked_city: Dataset, tmp_path: Path) -> None:
     """In joint split learning nodes change their weights between averagings, and linear forecasters are part
     of their losses: the server allows for both."""
-    config = to_attack("cnfgnn-plus", **SEVERAL_NETWORKS)
+    config = to_attack("cnfgnn-plus")
     run, effort = Run.create(tmp_path / "run", config, attacked_city), Effort(iterations=12)
     train_run(run, attacked_city, Unwatched())
     report = attack_run(run, attacked_city, attacks=["gradients"], sensors=2, windows=24, effort=effort)
@@ -144,7 +143,7 @@ def test_the_server_fits_the_linear_forecasters_that_nodes_keep(
     windows = torch.arange(200, 300)
     assert recording.means is not None
     h_G = recording.means[:, windows].float()  # the last numbers of an embedding
-    batch, _ = nodes.data.batch("train", windows, h_G)
+    batch = nodes.data.batch("train", windows, h_G)
     assert batch.linear_change is not None
     wanted, replica = batch.linear_change, Replica(recording, rows, CPU)
     # Levels tell nothing of the targets after the last training window, nor of validation windows, by which a

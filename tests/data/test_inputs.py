@@ -242,7 +242,7 @@ def prepared(values: dict[str, np.ndarray]) -> PreparedSeries:
 def test_a_forecast_sees_the_past_of_variables_and_covariates_ahead_each_on_its_own_scale() -> None:
     steps = np.arange(6.0)[:, None]
     data = prepared({"flow": np.hstack([steps, 10 * steps]), "rain": np.hstack([steps % 2, 7 - 0 * steps])})
-    batch, _ = data.batch("test", slice(None))
+    batch = data.batch("test", slice(None))
     assert batch.others is not None
     assert batch.others.shape == (2, 1, InputCounts(1, 1).width(2, 2))
     std = (2 / 3) ** 0.5  # of 0, 1, 2, the rows that training windows take as input
@@ -256,8 +256,8 @@ def test_a_forecast_sees_the_past_of_variables_and_covariates_ahead_each_on_its_
 def test_what_is_unknown_is_the_mean_and_what_is_absurd_is_cut_off() -> None:
     flow = np.array([[np.nan, np.nan], [1, 0], [2, 1], [9e9, 0], [3, 1], [4, 1]])
     data = prepared({"flow": flow, "rain": np.ones((6, 2))})
-    first, _ = data.batch("train", slice(0, 1))
-    last, _ = data.batch("test", slice(None))
+    first = data.batch("train", slice(0, 1))
+    last = data.batch("test", slice(None))
     assert first.others is not None
     assert last.others is not None
     assert first.others[0, 0, 0] == 0

@@ -38,19 +38,19 @@ def waves() -> np.ndarray:
 
 
 def error(data: PreparedSeries, forecast: Tensor, split: str = "test") -> float:
-    batch, _ = data.batch(split, slice(None))  # type: ignore[arg-type]
+    batch = data.batch(split, slice(None))  # type: ignore[arg-type]
     return float((forecast - batch.y).square().mean().sqrt())
 
 
 def linear_forecast(data: PreparedSeries, split: str = "test") -> Tensor:
-    batch, _ = data.batch(split, slice(None))  # type: ignore[arg-type]
+    batch = data.batch(split, slice(None))  # type: ignore[arg-type]
     assert batch.linear_forecast is not None
     return batch.linear_forecast
 
 
 def test_a_linear_rule_is_found() -> None:
     data = prepared(waves())
-    batch, _ = data.batch("test", slice(None))
+    batch = data.batch("test", slice(None))
     last = batch.x[:, :, -1, :1].expand_as(batch.y)
     assert error(data, linear_forecast(data)) < 0.02 * error(data, last)
 
@@ -64,12 +64,12 @@ def test_a_training_window_is_forecast_without_its_own_readings() -> None:
     values = noise(1)
     before = prepared(values)
     window = 120
-    batch, _ = before.batch("train", slice(window, window + 1))
+    batch = before.batch("train", slice(window, window + 1))
     changed = values.copy()
     ahead = slice(window + 6, window + 10)
     changed[:, ahead] += 0.5  # its targets, which are also inputs and targets of windows nearby
     after = prepared(changed)
-    same, _ = after.batch("train", slice(window, window + 1))
+    same = after.batch("train", slice(window, window + 1))
     torch.testing.assert_close(same.linear_change, batch.linear_change)
     assert not torch.equal(after.linear[OWN].weights, before.linear[OWN].weights)
 
@@ -84,9 +84,9 @@ def test_means_of_levels_help_where_they_tell_what_follows() -> None:
     means = leader.expand(3, -1, -1).contiguous()
     data.inform(means)
     data.fit()
-    alone, _ = data.batch("validation", slice(None))
+    alone = data.batch("validation", slice(None))
     ahead = data.inputs[0, data.starts["validation"][:, None] + ago].expand(3, -1, -1)
-    informed, _ = data.batch("validation", slice(None), ahead)
+    informed = data.batch("validation", slice(None), ahead)
     assert informed.linear_forecast is not None
     assert alone.linear_forecast is not None
     followers = slice(1, None)
@@ -101,13 +101,13 @@ def test_means_of_levels_do_not_mislead_when_all_readings_rise(seed: int) -> Non
     data = prepared(rise + 0.2 * rng.normal(size=(6, 800)))
 
     def means(split: str) -> Tensor:
-        batch, _ = data.batch(split, slice(None))  # type: ignore[arg-type]
+        batch = data.batch(split, slice(None))  # type: ignore[arg-type]
         over_all = levels(batch.x[..., 0]).mean(dim=0, keepdim=True)
         return torch.cat([over_all, over_all], dim=-1).expand(6, -1, -1).contiguous()
 
     data.inform(means("train"))
     data.fit()
-    informed, _ = data.batch("test", slice(None), means("test"))
+    informed = data.batch("test", slice(None), means("test"))
     assert informed.linear_forecast is not None
     assert error(data, informed.linear_forecast) < 1.02 * error(data, linear_forecast(data))
 
@@ -143,19 +143,19 @@ def test_a_few_readings_are_enough_to_forecast_ahead(rows: int) -> None:
 def test_steps_of_a_day_have_a_weekday_instead_of_a_time_of_day() -> None:
     values = np.tile([5.0, 5.0, 5.0, 5.0, 5.0, 1.0, 0.0], 40)[None] + 0.01 * noise(1, 280)
     data = prepared(values, step_days=1.0)
-    batch, _ = data.batch("test", slice(None))
+    batch = data.batch("test", slice(None))
     assert error(data, linear_forecast(data)) < 0.1 * error(data, batch.x[:, :, -1, :1].expand_as(batch.y))
-    hourly = calendar_inputs(torch.rand(3), torch.tensor([0, 1, 6]), 1 / 24)
-    daily = calendar_inputs(torch.zeros(3), torch.tensor([0, 1, 6]), 1.0)
-    assert hourly.shape == (3, 9)
-    assert daily.shape == (3, 8)
+    hourly = calendar_inputs(torch.rand(3), torch.tensor([0, 1, 6]), torch.rand(3), 1 / 24)
+    daily = calendar_inputs(torch.zeros(3), torch.tensor([0, 1, 6]), torch.rand(3), 1.0)
+    assert hourly.shape == (3, 13)
+    assert daily.shape == (3, 12)
 
 
 def test_a_time_of_day_that_never_comes_twice_is_not_used() -> None:
     """Five hours of one day tell nothing of the time of day; over some days, it may help."""
     walk = noise(1).cumsum(axis=1)
     minutes, hours = prepared(walk, step_days=1 / 1440), prepared(walk)
-    of_the_day = slice(6 + 1, 6 + 1 + 8)  # after the readings and the constant
+    of_the_day = slice(12 + 1, 12 + 1 + 8)  # after the readings and the constant
     for kind in (minutes.linear[OWN].weights, minutes.linear[OWN].of_folds):
         assert (kind[:, of_the_day] == 0).all()
     assert (hours.linear[OWN].weights[:, of_the_day] != 0).any()

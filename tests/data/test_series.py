@@ -32,19 +32,20 @@ def test_a_gap_is_filled_with_the_last_reading_before_it() -> None:
     np.testing.assert_array_equal(fill(values, np.isnan(values)), expected)
 
 
-def test_as_truth_takes_zeros_for_values_and_fills_only_nan() -> None:
+def test_as_truth_takes_zeros_for_values_and_only_nan_for_gaps() -> None:
     s = series([[10.0, 0.0, NAN, 30.0]])
     data = PreparedSeries(s, Scaler(0.0, 1.0), "as-truth", windows([0]), torch.float64, CPU)
-    batch = data.batch("train", torch.tensor([0]))[0]
+    batch = data.batch("train", torch.tensor([0]))
     assert batch.x[0, 0, :, 0].tolist() == [10.0, 0.0]
     assert batch.y[0, 0].tolist() == [0.0, 30.0]
-    assert batch.weight is None
+    assert batch.weight is not None
+    assert batch.weight[0, 0].tolist() == [0.0, 1.0]
 
 
 def test_masked_replaces_zeros_in_the_input_and_skips_them_in_the_loss() -> None:
     s = series([[10.0, 0.0, NAN, 30.0]])
     data = PreparedSeries(s, Scaler(0.0, 1.0), "masked", windows([0]), torch.float64, CPU)
-    batch = data.batch("train", torch.tensor([0]))[0]
+    batch = data.batch("train", torch.tensor([0]))
     assert batch.x[0, 0, :, 0].tolist() == [10.0, 10.0]
     assert batch.weight is not None
     assert batch.weight[0, 0].tolist() == [0.0, 1.0]
@@ -53,7 +54,7 @@ def test_masked_replaces_zeros_in_the_input_and_skips_them_in_the_loss() -> None
 def test_before_the_first_reading_stands_the_mean() -> None:
     s = series([[NAN, NAN, 7.0, 9.0]])
     data = PreparedSeries(s, Scaler(5.0, 2.0), "masked", windows([0]), torch.float64, CPU)
-    assert data.batch("train", torch.tensor([0]))[0].x[0, 0, :, 0].tolist() == [0.0, 0.0]
+    assert data.batch("train", torch.tensor([0])).x[0, 0, :, 0].tolist() == [0.0, 0.0]
 
 
 def test_the_scale_counts_training_inputs_once_each() -> None:
@@ -83,15 +84,14 @@ def test_the_scale_follows_the_unit_of_the_readings(unit: float) -> None:
     assert Scaler.of(moments).std == pytest.approx((2 / 3) ** 0.5 * unit)
 
 
-def test_a_window_needs_an_observed_input_and_an_observed_target() -> None:
+def test_a_node_is_heard_if_it_has_an_observed_input() -> None:
     s = series([[1.0, NAN, NAN, NAN, 5.0, NAN, NAN]])
     w = windows([0, 1, 2, 3])
-    assert s.available(w.starts["train"], w, "masked").tolist() == [[False, False, False, False]]
-    s = series([[1.0, NAN, NAN, 4.0, 5.0, NAN, NAN]])
-    assert s.available(w.starts["train"], w, "masked").tolist() == [[True, False, True, False]]
-    assert s.available(w.starts["train"], w, "as-truth").tolist() == [[True, False, True, False]]
+    assert s.heard(w.starts["train"], w, "masked").tolist() == [[True, False, False, True]]
+    assert s.heard(w.starts["train"], w, "as-truth").tolist() == [[True, False, False, True]]
     zeros = series([[1.0, 0.0, 0.0, 4.0, 5.0, 0.0, 0.0]])
-    assert zeros.available(w.starts["train"], w, "as-truth").all()
+    assert zeros.heard(w.starts["train"], w, "masked").tolist() == [[True, False, True, True]]
+    assert zeros.heard(w.starts["train"], w, "as-truth").all()
 
 
 def test_both_kinds_of_errors_are_those_of_a_plain_computation() -> None:
@@ -101,15 +101,13 @@ def test_both_kinds_of_errors_are_those_of_a_plain_computation() -> None:
     values[rng.random((3, 40)) < 0.1] = np.nan
     s = series(values.tolist())
     w = windows(list(range(30)), 5, 4)
-    has = s.available(w.starts["test"], w, "masked")
     data = PreparedSeries(s, Scaler(48.0, 9.0), "masked", w, torch.float64, CPU)
     y_hat = torch.from_numpy(rng.normal(0, 1, (3, 30, 4)))
     scores = Scores(data.errors(y_hat, "test", torch.arange(30)))
 
     rows = np.arange(30)[:, None] + 5 + np.arange(4)
     truth = np.nan_to_num(fill(s.values, np.isnan(s.values)), nan=48.0)[:, rows]
-    observed = ~s.missing[:, rows] & has[:, :, None]
-    everything = np.broadcast_to(has[:, :, None], truth.shape)
+    observed, everything = ~s.missing[:, rows], ~np.isnan(s.values[:, rows])
     error = y_hat.numpy() * 9 + 48 - truth
     overall = scores.overall
     assert overall.rmse == pytest.approx(np.sqrt(np.square(error[everything]).mean()))
@@ -142,11 +140,11 @@ def test_windows_in_a_row_are_cut_as_single_ones_are() -> None:
     starts = np.arange(30)
     plan = Windows({"train": starts, "validation": starts[:0], "test": starts}, 4, 3)
     data = PreparedSeries(made, Scaler(50.0, 9.0), "masked", plan, torch.float64, CPU)
-    in_a_row, _ = data.batch("test", slice(5, 17))
-    scattered, _ = data.batch("test", torch.tensor([5, 9, 7, 16]))
+    in_a_row = data.batch("test", slice(5, 17))
+    scattered = data.batch("test", torch.tensor([5, 9, 7, 16]))
     for name in ("x", "y", "weight"):
         whole, some = getattr(in_a_row, name), getattr(scattered, name)
         assert torch.equal(whole[:, [0, 4, 2, 11]], some)
         assert whole.shape[1] == 12
-    none, _ = data.batch("test", slice(0, 0))
+    none = data.batch("test", slice(0, 0))
     assert none.x.shape == (3, 0, 4, 2)

@@ -112,25 +112,8 @@ def test_a_live_window_has_the_usual_readings_of_the_whole_series() -> None:
     live = window_of(readings, trained)
     assert live.usual is not None
     assert trained.usual is not None
-    assert torch.equal(live.usual[:, 1 : history + 1], trained.usual[:, -history:])
-    ahead = live.usual[:, history + 1 :]
+    assert torch.equal(live.usual[:, : 2 * history], trained.usual[:, -2 * history :])
+    assert torch.equal(live.inputs[:, : 2 * history], trained.inputs[:, -2 * history :])
+    ahead = live.usual[:, 2 * history :]
     assert ahead.isfinite().all()
     assert (ahead - trained.usual[:, -horizon:]).abs().max() > 0  # what the week before adds, for other times
-
-
-def test_a_state_without_lags_has_the_usual_readings_of_its_time() -> None:
-    """When it was written, they were the profile."""
-    seconds, values, _ = days_of_readings(np.random.default_rng(3))
-    both = np.stack([values, values], axis=1).astype(np.float32)
-    readings = Readings(seconds.astype("datetime64[s]"), ("a", "new"), both, np.isnan(both))
-    windows, model = Windows.of(len(both), 12, 12), ModelConfig(profile=True)
-    place = torch.float64, torch.device("cpu")
-    prepared = PreparedSeries(Series.of(readings), Scaler(0.0, 1.0), "masked", windows, *place, model)
-    assert prepared.lags is not None
-    of_new, state = prepared.lags[1].copy(), prepared.state()
-    assert of_new.any()
-    profiles = state[PROFILES].clone()
-    profiles[1] = torch.nan
-    prepared.use({PROFILES: profiles})
-    assert not prepared.lags[0].any()
-    np.testing.assert_array_equal(prepared.lags[1], of_new)

@@ -108,7 +108,7 @@ def profiles_of(
     as their model receives them for every time and window, taken from a simulation."""
     [(_, owner)] = experiment.owners
     assert owner.data.usual is not None
-    told = [owner.data.batch(split, slice(None))[0].usual_change for split in SPLITS]
+    told = [owner.data.batch(split, slice(None)).usual_change for split in SPLITS]
     windows = torch.cat([usual[rows].flatten(0, 1) for usual in told if usual is not None])
     return {
         "usual at a time": owner.data.usual[rows].double().numpy(),

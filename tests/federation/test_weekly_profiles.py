@@ -81,7 +81,7 @@ def test_a_site_restores_its_weekly_profiles_and_a_new_one_computes_them_from_it
 @pytest.mark.slow
 def test_an_unknown_profile_predicts_no_change(tmp_path: Path) -> None:
     _, new, _ = forecasting(tmp_path)
-    batch, _ = new.data.batch("test", slice(None))
+    batch = new.data.batch("test", slice(None))
     row = GROUPS[1].index(SILENT)
     assert batch.usual_change is not None
     assert new.data.usual is not None

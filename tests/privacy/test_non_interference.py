@@ -45,8 +45,6 @@ from tests.privacy.two_truths import (
 )
 
 GROUPS = ([0], [1, 2, 3])
-SEVERAL_NETWORKS = {"model.members": 2}
-NETWORKS = st.sampled_from([{}, SEVERAL_NETWORKS])
 PRIVATE = "cnfgnn-private"
 KINDS = list(TRUTHS)
 Pair = tuple[Seen, Seen]
@@ -204,7 +202,6 @@ def changes(draw: st.DrawFn, method: str) -> dict[str, Any]:
         "data.missing_value": draw(st.sampled_from([(), (CODE,)])),
         "data.outliers": draw(st.sampled_from(["missing", "keep"])),
         "training.wire": draw(st.sampled_from(["full", "bf16", "int8"])),
-        **(draw(NETWORKS) if METHODS[method].graph_network and not METHODS[method].in_paper else {}),
         "training.client_batch": 20,  # also a short series has as many windows
         "training.server_batch": 20,
         "compute.precision": draw(st.sampled_from(["fp64", "fp32"])),
@@ -264,14 +261,6 @@ def test_an_owner_who_tells_adds_the_sums_of_true_errors_and_nothing_else(tmp_pa
     assert one.files["result"] != other.files["result"]  # it quotes the true errors that it was told
     del one.files["result"], other.files["result"], one.files["progress"], other.files["progress"]
     assert differences(one, other) == []
-
-
-@pytest.mark.slow
-def test_several_networks_tell_no_two_truths_apart(tmp_path: Path) -> None:
-    truths = TwoTruths.of(tmp_path, brief(PRIVATE, **SEVERAL_NETWORKS), city(), ("plain", "noisy"))
-    one, other = (train_with_faults(truths, data, GROUPS) for data in truths)
-    assert differences(one, other) == []
-    assert is_learned_from_truth((one, other))
 
 
 # ---- a test of the test ---------------------------------------------------------------------------------

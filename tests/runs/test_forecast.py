@@ -105,13 +105,16 @@ def test_sensors_in_another_order_keep_their_own_models(trained: Callable[..., R
     np.testing.assert_allclose(part.to_numpy(), whole[["s4", "s1"]].to_numpy(), rtol=1e-9)
 
 
-def test_a_silent_sensor_has_no_forecast_and_does_not_disturb_the_others(trained: Callable[..., Run]) -> None:
+def test_a_silent_sensor_is_forecast_and_one_of_which_nothing_is_known_is_not(
+    trained: Callable[..., Run],
+) -> None:
     values = DATA.readings.values.copy()
     values[-HISTORY:, 2] = np.nan
+    values[:, 3] = np.nan
     silent = replace(DATA, readings=replace(DATA.readings, values=values, missing=np.isnan(values)))
     frame = forecast_run(trained("at-fedavg"), silent)
-    assert frame["s2"].isna().all()
-    assert np.isfinite(frame.drop(columns="s2").to_numpy()).all()
+    assert frame["s3"].isna().all()
+    assert np.isfinite(frame.drop(columns="s3").to_numpy()).all()
 
 
 def test_when_everybody_is_silent_the_error_says_so(trained: Callable[..., Run]) -> None:

@@ -115,8 +115,8 @@ def test_the_result_does_not_depend_on_groups_and_a_resumed_run_goes_on_bit_for_
 def test_some_of_the_nodes_have_the_same_inputs_as_among_all(data: Dataset) -> None:
     """Nodes are computed in groups where memory is short."""
     prepared = simulate(data, small("cnfgnn-plus")).owners[0][1].data
-    whole, _ = prepared.batch("train", slice(0, 5))
-    part, _ = prepared.of_nodes(slice(1, 3)).batch("train", slice(0, 5))
+    whole = prepared.batch("train", slice(0, 5))
+    part = prepared.of_nodes(slice(1, 3)).batch("train", slice(0, 5))
     assert whole.others is not None
     assert part.others is not None
     assert torch.equal(part.others, whole.others[1:3])

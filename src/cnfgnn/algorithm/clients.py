@@ -75,9 +75,10 @@ class Clients:
     # ---- set-up -------------------------------------------------------------------------------------
 
     def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
-        """(n 3): count, sum and sum of squares of the training readings; (n w): which windows a node has."""
+        """(n 3): count, sum and sum of squares of the training readings; (n w): in which windows a node has
+        an observed input."""
         has = {
-            split: torch.from_numpy(self.series.available(windows.starts[split], windows, missing))
+            split: torch.from_numpy(self.series.heard(windows.starts[split], windows, missing))
             for split in SPLITS
         }
         return torch.from_numpy(self.series.moments(windows, missing)), has
@@ -216,7 +217,7 @@ class Clients:
         parts = []
         with self.compute.autocast(), torch.no_grad():
             for nodes in self.memory.within(self.series.nodes, len(self.data.starts[split][windows])):
-                batch, _ = self.data.of_nodes(nodes).batch(split, windows)
+                batch = self.data.of_nodes(nodes).batch(split, windows)
                 parts.append(self.model.encode(rows(theta, nodes, self.compute.device), batch))
         return torch.cat(parts)
 
@@ -245,7 +246,7 @@ class Clients:
         parts: list[Tensor] = []
         for nodes in self.memory.within(*h_G.shape[:2]):
             theta = rows(self.theta, nodes, self.compute.device)
-            batch, _ = self.data.of_nodes(nodes).batch("train", windows, h_G[nodes])
+            batch = self.data.of_nodes(nodes).batch("train", windows, h_G[nodes])
             own_h_G = h_G[nodes].detach().requires_grad_()
             losses = self.forecaster.losses(theta, batch, own_h_G, truth, h_c[nodes])
             parts += torch.autograd.grad(losses, own_h_G, torch.ones_like(losses))
@@ -280,7 +281,7 @@ class Clients:
         """The levels of all training windows: (n w k)."""
         parts = []
         for windows in self.data.chunks("train"):
-            batch, _ = self.data.batch("train", windows)
+            batch = self.data.batch("train", windows)
             parts.append(levels(batch.x[..., 0]))
         return torch.cat(parts, dim=1)
 

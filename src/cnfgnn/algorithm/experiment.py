@@ -185,15 +185,14 @@ def _agree(
     everyone = Nodes(transport)
     moments, has = everyone.census(windows, config.data.missing)
     training = torch.ones(len(everyone), dtype=torch.bool) if seen is None else seen
-    kept = {}
-    for split in SPLITS:
-        counted = has[split][training] if split == "train" else has[split]
-        kept[split] = counted.any(dim=0).numpy()
+    heard = {s: (h[training] if s == "train" else h).any(dim=0) for s, h in has.items()}
+    # Nobody learns from windows before which nobody has read anything; evaluation counts their targets, too.
+    kept = {s: (h if s == "train" or windows.ahead else torch.ones_like(h)).numpy() for s, h in heard.items()}
     windows = windows.only(kept)
     if windows.ahead and windows.count("test") == 0:
         raise DataError(name, f"no sensor has a reading in the last {windows.history} steps")
     for split in SPLITS:
-        if scaler is None and windows.count(split) == 0:
+        if scaler is None and not heard[split].any():
             kind = "training" if split == "train" else split
             raise DataError(name, f"there are no {kind} windows with readings")
     if scaler is None:

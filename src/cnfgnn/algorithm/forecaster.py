@@ -32,15 +32,8 @@ class Forecaster:
     def losses(
         self, theta: Params, batch: Batch, h_G: Tensor | None, truth: Tensor | None, h_c: Tensor | None = None
     ) -> Tensor:
-        """(n,): each node's mean squared or absolute error over the targets it has, on scaled values.
-
-        Of several members these are added up, not the error of their mean: so each of them gets the gradient
-        of its own error, as if it were trained alone, and they stay different.
-        """
+        """(n,): each node's mean squared or absolute error over the targets it has, on scaled values."""
         with self.compute.autocast():
-            if self.model.members > 1:
-                h_c = self.model.encode(theta, batch) if h_c is None else h_c
-                return batch.losses(self.model.decoded(theta, batch, h_c, h_G, truth), self.loss).sum(dim=0)
             return batch.losses(self.model.forecast(theta, batch, h_G, truth, h_c), self.loss)
 
     @torch.no_grad()
@@ -54,10 +47,11 @@ class Forecaster:
         trust: Tensor | None = None,
     ) -> Tensor:
         """y_hat of some windows of a split, scaled: (n b t). `h_G` is that of all windows of the split. With
-        `trust` (n,), only this share of what the network adds to the linear forecast is taken."""
+        `trust` (n,), only this share of what the network adds to the linear forecast is taken, and no
+        forecast is lower than readings can be."""
         if h_G is not None:
             h_G = h_G[:, windows].to(self.compute.dtype)
-        batch, _ = data.batch(split, windows, h_G)
+        batch = data.batch(split, windows, h_G)
         parts = []
         with self.compute.autocast():
             for group in self.compute.node_slices(*batch.y.shape[:2]):
@@ -67,7 +61,8 @@ class Forecaster:
             y_hat = torch.cat(parts)
         if trust is None or batch.linear_forecast is None:
             return y_hat
-        return torch.lerp(batch.linear_forecast, y_hat, trust.to(y_hat.dtype).view(-1, 1, 1))
+        share = trust.to(y_hat.dtype).view(-1, 1, 1)
+        return data.at_least_floor(torch.lerp(batch.linear_forecast, y_hat, share))
 
     @torch.no_grad()
     def summed_errors(
@@ -99,7 +94,7 @@ class Forecaster:
         for windows in data.chunks("validation"):
             y_hat = self.forecasts(theta, data, h_G, "validation", windows)
             embeddings = None if h_G is None else h_G[:, windows].to(self.compute.dtype)
-            batch, _ = data.batch("validation", windows, embeddings)
+            batch = data.batch("validation", windows, embeddings)
             assert batch.linear_forecast is not None
             weight = y_hat.new_ones(()) if batch.weight is None else batch.weight
             left_over, added = batch.y - batch.linear_forecast, y_hat - batch.linear_forecast

@@ -101,7 +101,7 @@ class JointLearning:
             theta = self._at_hand(few)
             decoder = {name: w for name, w in theta.items() if not name.startswith("encoder")}
             own_h_G = h_G[few].detach().requires_grad_()
-            batch, _ = nodes.data.of_nodes(few).batch("train", windows, own_h_G)
+            batch = nodes.data.of_nodes(few).batch("train", windows, own_h_G)
             with torch.no_grad(), nodes.compute.autocast():
                 h_c = nodes.model.encode(theta, batch)
             h_c = h_c.detach().requires_grad_()
@@ -131,14 +131,14 @@ class JointLearning:
         for few in nodes.memory.within(*grad_h_c.shape[:2]):
             theta = self._at_hand(few)
             encoder = {name: w for name, w in theta.items() if name.startswith("encoder")}
-            batch, has = nodes.data.of_nodes(few).batch("train", windows)
+            batch = nodes.data.of_nodes(few).batch("train", windows)
             with nodes.compute.autocast():
                 h_c = nodes.model.encode(theta, batch)
             of_encoder = torch.autograd.grad(h_c, list(encoder.values()), waiting.h_c[few].to(h_c.dtype))
             grads = rows(waiting.decoder, few, nodes.compute.device)
             grads |= dict(zip(encoder, of_encoder, strict=True))
             adam = nodes.adam.rows(few, nodes.compute.device)
-            adam.step(theta, grads, active(has))
+            adam.step(theta, grads, active(batch))
             self._put_back(few, theta, adam)
 
     def _at_hand(self, few: slice) -> Params:

@@ -127,11 +127,10 @@ class Owner:
         self.h_G = None  # it was sent for this evaluation; the next one has its own
 
     def forecast(self, levels: Sequence[int] = ()) -> None:
-        """Forecast the window ahead; NaN for a node that has no reading in its history. The bounds of every
-        level are at hand; `levels` says which of them are wanted."""
+        """Forecast the window ahead; NaN for a node of which nothing is known. The bounds of every level are
+        at hand; `levels` says which of them are wanted."""
         y_hat = self.data.unscaled(self.forecasts_of("test", slice(0, 1)))[:, 0]
-        has = self.data.available["test"]
-        self.forecasts = y_hat if has is None else y_hat.masked_fill(~has, torch.nan)
+        self.forecasts = y_hat.masked_fill(self.data.unknown[:, None], torch.nan)
         self.bounds = None
         if self.intervals is not None:
             self.bounds = self.intervals.ranges(self.forecasts.cpu().numpy())
@@ -203,8 +202,6 @@ class Owner:
     def _past(self, split: Split, windows: slice) -> Errors:
         """Forecasts of some windows and their errors, in the readings' unit."""
         y_hat, data = self.data.unscaled(self.forecasts_of(split, windows)), self.data
-        if (has := data.available[split]) is not None:
-            y_hat = y_hat.masked_fill(~has[:, windows, None], torch.nan)
         return Errors.of(y_hat, *data.truth(split, windows))
 
     # ---- checkpoints --------------------------------------------------------------------------------

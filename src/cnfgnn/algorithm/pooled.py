@@ -67,14 +67,14 @@ class Pooled:
     def _learn(self, windows: Tensor, truth: Tensor | None) -> None:
         """One minibatch: all weights take a step along the gradient of the nodes' summed losses."""
         clients, weights = self.clients, list(self.theta.values())
-        batch, has = clients.data.batch("train", windows)
+        batch = clients.data.batch("train", windows)
         with clients.compute.autocast():
             h_c = clients.model.encode(self.theta, batch)
         if self.gn is None:
             loss = clients.forecaster.losses(self.theta, batch, None, truth, h_c).sum()
             grads = list(torch.autograd.grad(loss, weights))
         else:
-            h_G = self.gn.network(h_c.to(batch.x.dtype), self.graph, has)
+            h_G = self.gn.network(h_c.to(batch.x.dtype), self.graph, clients.data.heard_in("train", windows))
             loss = clients.forecaster.losses(self.theta, batch, h_G, truth, h_c).sum()
             *grads, of_gn = torch.autograd.grad(loss, [*weights, self.gn.weights])
             self.gn.step(of_gn)
@@ -117,7 +117,7 @@ class Pooled:
         clients = self.clients
         parts = [clients.encoded(clients.theta, split, windows) for windows in clients.data.chunks(split)]
         h_c = torch.cat(parts, dim=1).to(clients.stored_dtype)[..., : clients.sent]
-        self.owner.h_G = self.gn.propagate(h_c, self.graph, clients.data.available[split])
+        self.owner.h_G = self.gn.propagate(h_c, self.graph, clients.data.heard[split])
 
     @property
     def phases(self) -> tuple[int, ...]:

@@ -240,7 +240,7 @@ class _Crossed:
             h_c = replica.model.encode(group.theta, batch)
 
             def loss(h_G: Tensor) -> Tensor:
-                y_hat = replica.model.decoded(group.theta, batch, h_c, h_G, group.truth)  # (k n b t)
+                y_hat = replica.model.decode(group.theta, batch, h_c, h_G, group.truth)
                 error = y_hat - batch.y
                 error = error.square() if replica.settings.loss == "square" else error.abs()
                 return (error * weight).sum()

@@ -11,6 +11,8 @@ from torch import Tensor
 from cnfgnn.algorithm.messages.quantize import STEPS
 from cnfgnn.attack.recording import PublicFacts, Recording
 from cnfgnn.data.batch import Batch
+from cnfgnn.data.prepared_series import age_input
+from cnfgnn.data.series import ages_of
 from cnfgnn.data.windows import Split
 from cnfgnn.errors import RunError
 from cnfgnn.models.params import Params
@@ -33,6 +35,8 @@ class Replica:
         self.clock = public.time_of_day.to(device, DTYPE)
         self.moments = public.moments.to(device)
         self.absent, self.observed = public.absent[rows].to(device), public.observed[rows].to(device)
+        ages = age_input(ages_of(public.absent[rows].cpu().numpy()), self.history)
+        self.ages = ages.to(device, DTYPE)
         known = public.profile_known
         self.profile_known = None if known is None else known[rows].to(device)
 
@@ -82,7 +86,7 @@ class Replica:
             clock=clock[:, history:],
             weight=weight,
             moment=self.moments[starts + history - 1],
-            gaps=self.absent[:, inputs].to(DTYPE) if self.settings.model.gaps else None,
+            gaps=self.ages[:, inputs] if self.settings.model.gaps else None,
             usual_change=change,
             # The weights of a node's linear forecaster are not sent, so its forecast is not known.
             linear_change=torch.zeros_like(x[..., :1, 0]).expand(-1, -1, horizon)

@@ -128,7 +128,7 @@ def _windows(data: Dataset, settings: DataConfig) -> dict[str, int]:
     series = Series.of(data.readings)
     counts = {}
     for split in SPLITS:
-        has = series.available(windows.starts[split], windows, settings.missing)
+        has = series.heard(windows.starts[split], windows, settings.missing)
         counts[f"{split}_windows"] = int(has.any(axis=0).sum())
     return counts
 

@@ -14,7 +14,6 @@ from cnfgnn.errors import ConfigError
 
 MOST_UNITS = 1 << 16  # in one layer: a larger number is a typing error that would use up all memory
 MOST_LAYERS = 100
-MOST_MEMBERS = 64
 LEVELS = 2  # of a hidden state, with `model.levels`
 Missing = Literal["as-truth", "masked"]
 Wire = Literal["full", "bf16", "int8"]
@@ -175,14 +174,6 @@ class ModelConfig:
         at_most=MOST_UNITS,
         sent_to_nodes=True,
     )
-    members: int = setting(
-        1,
-        "Number of networks that train side by side from different initial weights; a forecast is the mean of"
-        " theirs. What is sent and computed grows as many times.",
-        at_least=1,
-        at_most=MOST_MEMBERS,
-        sent_to_nodes=True,
-    )
     sent: int = setting(
         0,
         "Send only the first so many numbers of each hidden state to the server; 0 sends all.",
@@ -193,19 +184,14 @@ class ModelConfig:
 
     @property
     def state_width(self) -> int:
-        """Numbers in a node's hidden state h_c: the levels, then all members and layers side by side."""
-        return self.level_width + self.members * self.hidden * self.layers
+        """Numbers in a node's hidden state h_c: the levels, then all layers side by side."""
+        return self.level_width + self.hidden * self.layers
 
     @property
     def sent_width(self) -> int:
         """How many numbers of h_c a node sends to the server: its first ones."""
-        return self.level_width + self.members * self.sent_by_member
-
-    @property
-    def sent_by_member(self) -> int:
-        """How many numbers of its hidden state each member sends, besides the levels that all share."""
         whole = self.hidden * self.layers
-        return min(self.sent, whole) if self.sent else whole
+        return self.level_width + (min(self.sent, whole) if self.sent else whole)
 
     @property
     def level_width(self) -> int:
@@ -214,14 +200,14 @@ class ModelConfig:
 
     @property
     def embedding_width(self) -> int:
-        """Numbers in the embedding h_G: what the Graph Network returns to each member, then the means of the
-        levels over a node's neighbours and over all nodes."""
+        """Numbers in the embedding h_G: what the Graph Network returns, then the means of the levels
+        over a node's neighbours and over all nodes."""
         return self.learned_width + 2 * self.level_width if self.embedding else 0
 
     @property
     def learned_width(self) -> int:
         """Numbers of h_G that the Graph Network returns: all but the means of levels."""
-        return self.members * self.embedding
+        return self.embedding
 
     @property
     def takes_inputs(self) -> bool:

@@ -20,7 +20,8 @@ class Batch:
     clock           (b t)      time of day of the targets, known in advance
     weight          (n b t)    1 where a target counts, 0 where it is missing; None if all count
     moment          (b 2)      slot of the day and day of the week of the last input
-    gaps            (n b t)    1 where an input is missing; None if the model does not use it
+    gaps            (n b t)    how old the reading is that fills a gap: 0 where one was observed, toward 1
+                               with age; None if the model does not use it
     usual_change  (n b 1 + t)  what the node usually reads at the last step and at the targets, minus its
                                last reading; None if the model does not use it
     linear_change   (n b t)    what the node's linear forecaster adds to its last reading; None if the model
@@ -45,11 +46,9 @@ class Batch:
         return None if self.linear_change is None else self.x[:, :, -1, :1] + self.linear_change
 
     @property
-    def complete(self) -> Tensor:
-        """(n b) bool: which windows have all of their targets."""
-        if self.weight is None:
-            return torch.ones_like(self.y[..., 0], dtype=torch.bool)
-        return self.weight.amin(dim=-1) > 0
+    def observed(self) -> Tensor:
+        """(n b t): which targets count."""
+        return torch.ones_like(self.y) if self.weight is None else self.weight
 
     def rows(self, nodes: slice) -> Batch:
         """The same windows of some of the nodes."""

@@ -15,12 +15,12 @@ from cnfgnn.config.settings import Missing, ModelConfig
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.inputs import INPUT_SCALES, NO_INPUTS, InputCounts
 from cnfgnn.data.prepared_inputs import PreparedInputs
-from cnfgnn.data.series import Scaler, Series, fill, input_rows
+from cnfgnn.data.series import DAY_S, Scaler, Series, input_rows
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import DataError
 from cnfgnn.forecasters.linear import (
     FOLDS,
-    HARMONICS,
+    YEAR_HARMONICS,
     Forecasters,
     Forms,
     Normal,
@@ -35,13 +35,15 @@ WINDOWS_AT_ONCE, NODES_AT_ONCE = 512, 1 << 11  # in fitting linear forecasters
 # Days of training windows from which on linear forecasters use the time of day. With fewer, no time comes
 # twice: what looks like a pattern of the day is the course of one day, and misleads about the next hours.
 FEWEST_DAYS = 2.0
+FEWEST_YEARS = 2.0  # the same for the time of the year
+YEAR_DAYS = 365.2425
 USUAL = "usual_"  # in checkpoints, the names of profiles and of the weights of lags begin with it
-PROFILES, LAGS = USUAL + "weeks", USUAL + "lags"
+PROFILES, LAGS, HALF_LIVES, FLOORS = (USUAL + name for name in ("weeks", "lags", "half_lives", "floors"))
 LINEAR = "linear_"  # the names of linear forecasters in checkpoints begin with it
 OWN, INFORMED = "own", "informed"
 
 Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 
 SUMS = (
     "square",
@@ -73,6 +75,12 @@ def _prepared_inputs(
     return PreparedInputs(series.others, rows, series.nodes, windows.history, dtype, device)
 
 
+def age_input(ages: Ints, history: int) -> Tensor:
+    """What a model gets to know of the age of readings, in steps: 0 if they are new, toward 1 with age."""
+    age = torch.from_numpy(ages)
+    return (age / (age + history)).sqrt()
+
+
 class PreparedSeries:
     """A Series scaled and on its device, with its windows: ready to be cut into minibatches."""
 
@@ -91,38 +99,44 @@ class PreparedSeries:
         """`model` says which inputs there are besides readings and time of day; without it there are none."""
         model = model or ModelConfig()
 
-        def scaled(absent: Bools) -> Tensor:
-            values = (fill(series.values, absent) - scaler.mean) / scaler.std
-            # Before a node's first reading the value is the mean, which is 0 after scaling.
-            return torch.tensor(np.nan_to_num(values), dtype=dtype, device=device)
-
         self.nodes, self.scaler, self.masked = series.nodes, scaler, treatment == "masked"
         self.history, self.horizon, self.length = windows.history, windows.horizon, windows.length
-        self.inputs = scaled(series.absent(treatment))
+        self._dtype, self._device = dtype, device
+        self._set_inputs(series.filled(treatment))
         # The unmasked metric takes zeros as the truth, whatever the inputs of the model are.
-        self.targets = scaled(series.absent("as-truth")) if self.masked else self.inputs
+        self.targets = self._scaled(series.filled("as-truth")).nan_to_num() if self.masked else self.inputs
         self.observed = torch.tensor(~series.missing, device=device)
+        self.counted = torch.tensor(~series.absent("as-truth"), device=device)
+        self._complete = bool(self.counted.all())
         self._steps = torch.arange(self.length, device=device)
         self.clock = torch.tensor(series.time_of_day, dtype=dtype, device=device)
         moments = np.stack([series.calendar.slot, series.weekday], axis=1)
         self.moments = torch.tensor(moments, device=device)  # (T 2)
-        self.gaps = torch.tensor(series.absent(treatment), dtype=dtype, device=device) if model.gaps else None
+        year = torch.tensor(series.seconds / (YEAR_DAYS * DAY_S) % 1, dtype=dtype, device=device)
+        step_days = series.calendar.step_days
+        self._calendar_inputs = calendar_inputs(self.clock, self.moments[:, 1], year, step_days)  # (T k)
+        self.gaps: Tensor | None = None  # (n T): 0 where a reading was observed, toward 1 the older the last
+        if model.gaps:
+            self.gaps = age_input(series.ages(treatment), self.history).to(device, dtype)
         self.calendar, self.ahead = series.calendar, windows.ahead
         self.weekly_profiles: Floats | None = None  # (n 7 SLOTS), in the readings' unit
         self.lags: Floats | None = None  # (n k): how much of earlier days and weeks comes back
+        self.half_lives: Floats | None = None  # (n,): of anomalies, in steps
+        self.floors: Floats | None = None  # (n,): the lowest forecast, in the readings' unit
         self.usual: Tensor | None = None  # (n T): the usual reading at every row, scaled
         if model.profile:
             self.weekly_profiles, at_rows = series.weekly_profiles(windows, treatment)
-            self.lags = series.lags(windows, treatment, at_rows, scaler)
+            self.lags, self.half_lives = series.persistence(windows, treatment, at_rows, scaler)
+            self.floors = series.floors(windows, treatment)
             self._set_usual(series, at_rows)
         self.others = _prepared_inputs(series, windows, inputs, dtype, device)
         if self.others is not None and input_scales is not None:
             self.others.use(input_scales)
         self.starts = {split: torch.tensor(windows.starts[split], device=device) for split in SPLITS}
-        self.available: dict[Split, Tensor | None] = {}  # (n w): the windows each node has; None if all
+        self.heard: dict[Split, Tensor | None] = {}  # (n w): where a node has an observed input; None if all
         for split in SPLITS:
-            available = series.available(windows.starts[split], windows, treatment)
-            self.available[split] = None if available.all() else torch.tensor(available, device=device)
+            heard = series.heard(windows.starts[split], windows, treatment)
+            self.heard[split] = None if heard.all() else torch.tensor(heard, device=device)
         self._series = series
         self._prepare_linear(model)
 
@@ -132,7 +146,9 @@ class PreparedSeries:
         numbers = self.starts["train"].new_zeros
         self._shares: Tensor | None = None  # (n f 1 + folds): of each form of the node's forecaster
         self._fold_of = numbers(0)  # of each training window
-        self._knows_days = False  # whether forecasters use the time of day
+        self._knows_days = self._knows_years = (
+            False  # whether forecasters use the time of day, and of the year
+        )
         self._told = 2 * model.level_width
         self._means: Tensor | None = None  # (n w k) that forecasters have yet to be fitted with
         if model.linear:
@@ -148,10 +164,14 @@ class PreparedSeries:
             weekly_profiles = state[PROFILES].cpu().numpy()
             unknown = np.isnan(weekly_profiles).all(axis=(1, 2), keepdims=True)
             self.weekly_profiles = np.where(unknown, self.weekly_profiles, weekly_profiles)
-            # Before there were lags, nothing but the profile was usual.
-            lags = state[LAGS].cpu().numpy() if LAGS in state else np.where(unknown[:, 0], np.nan, 0.0)
+            lags = state[LAGS].cpu().numpy()
             assert self.lags is not None
+            assert self.half_lives is not None
             self.lags = np.where(np.isnan(lags), self.lags, lags)
+            assert self.floors is not None
+            half_lives, floors = (state[name].cpu().numpy() for name in (HALF_LIVES, FLOORS))
+            self.half_lives = np.where(np.isnan(half_lives), self.half_lives, half_lives)
+            self.floors = np.where(np.isnan(floors), self.floors, floors)
             self._set_usual(self._series, self.calendar.look_up(self.weekly_profiles))
         for kind in (OWN, INFORMED):
             saved = Forecasters.of(state, LINEAR + kind, self.inputs)
@@ -164,8 +184,8 @@ class PreparedSeries:
         state = {}
         if self.weekly_profiles is not None:
             state[PROFILES] = torch.from_numpy(self.weekly_profiles)
-        if self.lags is not None:
-            state[LAGS] = torch.from_numpy(self.lags)
+        usual = {LAGS: self.lags, HALF_LIVES: self.half_lives, FLOORS: self.floors}
+        state |= {name: torch.from_numpy(found) for name, found in usual.items() if found is not None}
         for kind, forecasters in self.linear.items():
             state |= forecasters.state(LINEAR + kind)
         if self.others is not None:
@@ -181,17 +201,27 @@ class PreparedSeries:
     def _set_usual(self, series: Series, profile: Floats) -> None:
         """The profile is that at every row (n T), in the readings' unit."""
         assert self.lags is not None
-        usual = series.usual(profile, self.lags, self.horizon, "masked" if self.masked else "as-truth")
-        scaled = (usual - self.scaler.mean) / self.scaler.std
-        self.usual = torch.tensor(scaled, dtype=self.inputs.dtype, device=self.inputs.device)
+        assert self.half_lives is not None
+        assert self.weekly_profiles is not None
+        treatment: Missing = "masked" if self.masked else "as-truth"
+        usual = series.usual(profile, self.lags, self.horizon, treatment)
+        self.usual = self._scaled(usual)
+        self._set_inputs(series.filled_with_usual(treatment, profile, self.weekly_profiles, self.half_lives))
 
-    def batch(
-        self, split: Split, windows: Tensor | slice, h_G: Tensor | None = None
-    ) -> tuple[Batch, Tensor | None]:
-        """Some windows of a split, and which of them each node has: (n b), None if all. The linear forecast
-        among the inputs uses the means in the embeddings h_G (n b e) of these windows."""
-        batch, available = self._at(self.starts[split][windows], self._available(split, windows))
-        return self.with_linear_forecast(batch, split, windows, h_G), available
+    def _set_inputs(self, filled: Floats) -> None:
+        """The inputs, in the readings' unit; NaN before a node's first reading."""
+        # Before a node's first reading the value is the mean, which is 0 after scaling.
+        self.inputs = self._scaled(filled).nan_to_num()
+        self.unknown = torch.tensor(np.isnan(filled).all(axis=1), device=self._device)  # (n,)
+
+    def _scaled(self, values: Floats) -> Tensor:
+        scaled = (values - self.scaler.mean) / self.scaler.std
+        return torch.tensor(scaled, dtype=self._dtype, device=self._device)
+
+    def batch(self, split: Split, windows: Tensor | slice, h_G: Tensor | None = None) -> Batch:
+        """Some windows of a split. The linear forecast among the inputs uses the means in the embeddings h_G
+        (n b e) of these windows."""
+        return self.with_linear_forecast(self._at(self.starts[split][windows]), split, windows, h_G)
 
     def with_linear_forecast(
         self, batch: Batch, split: Split, windows: Tensor | slice, h_G: Tensor | None = None
@@ -203,21 +233,24 @@ class PreparedSeries:
         kind = OWN if h_G is None or INFORMED not in self.linear else INFORMED
         means = None if h_G is None or kind == OWN else h_G.detach()[..., -self._told :]
         forecasters = self.linear[kind]
-        return replace(batch, linear_change=forecasters.change(self._linear_inputs(batch, means), fold))
+        return replace(
+            batch,
+            linear_change=forecasters.change(
+                self._linear_inputs(batch, self.starts[split][windows], means), fold
+            ),
+        )
 
-    def _at(self, starts: Tensor, available: Tensor | None) -> tuple[Batch, Tensor | None]:
+    def _at(self, starts: Tensor) -> Batch:
         """The windows that start at these rows, without linear forecasts."""
         cut = self._cutter(starts)
         inputs, clock = cut(self.inputs), cut(self.clock[None])[0]
         past, until_now = inputs[:, :, : self.history], clock[:, : self.history]
         x = torch.stack(torch.broadcast_tensors(past, until_now), dim=-1)
         weight = None
-        if self.masked:
-            observed = cut(self.observed)[:, :, self.history :]
-            weight = (observed if available is None else observed & available[:, :, None]).to(x.dtype)
-        elif available is not None:
-            weight = available[:, :, None].expand(-1, -1, self.horizon).to(x.dtype)
-        y = (cut(self.targets) if self.masked else inputs)[:, :, self.history :]
+        if self.masked or not self._complete:
+            known = self.observed if self.masked else self.counted
+            weight = cut(known)[:, :, self.history :].to(x.dtype)
+        y = cut(self.targets)[:, :, self.history :]
         moment = self.moments[starts + (self.history - 1)]
         gaps = None if self.gaps is None else cut(self.gaps)[:, :, : self.history]
         usual_change = None
@@ -226,7 +259,7 @@ class PreparedSeries:
             usual_change = torch.nan_to_num(usual - x[:, :, -1, :1])  # nothing is usual: predict no change
         others = None if self.others is None else self.others.batch(starts[:, None] + self._steps)
         clock = clock[:, self.history :]
-        return Batch(x, y, clock, weight, moment, gaps, usual_change, others=others), available
+        return Batch(x, y, clock, weight, moment, gaps, usual_change, others=others)
 
     def with_readings(self, series: Series, windows: Windows) -> PreparedSeries:
         """The same nodes with newer readings; the scale and what was computed from all readings stay."""
@@ -238,8 +271,20 @@ class PreparedSeries:
         newer = PreparedSeries(series, self.scaler, treatment, windows, *kind, model, inputs, scales)
         other = copy.copy(self)
         other.others = newer.others
-        of_readings = ("inputs", "targets", "observed", "clock", "moments", "gaps", "_series")
-        for name in (*of_readings, "starts", "available"):
+        of_readings = (
+            "inputs",
+            "unknown",
+            "targets",
+            "observed",
+            "clock",
+            "moments",
+            "_calendar_inputs",
+            "counted",
+            "_complete",
+            "gaps",
+            "_series",
+        )
+        for name in (*of_readings, "starts", "heard"):
             setattr(other, name, getattr(newer, name))
         if self.weekly_profiles is not None:
             other._set_usual(series, series.calendar.look_up(self.weekly_profiles))
@@ -257,14 +302,23 @@ class PreparedSeries:
         part = copy.copy(self)
         part.nodes = stop - start
         part.inputs, part.targets = self.inputs[start:stop], self.targets[start:stop]
-        part.observed = self.observed[start:stop]
+        part.unknown = self.unknown[start:stop]
+        part.floors = None if self.floors is None else self.floors[start:stop]
+        part.observed, part.counted = self.observed[start:stop], self.counted[start:stop]
         part.gaps, part.usual = rows(self.gaps), rows(self.usual)
         part._shares = rows(self._shares)
         part.others = None if self.others is None else self.others.of_nodes(nodes)
-        part.available = {split: rows(available) for split, available in self.available.items()}
+        part.heard = {split: rows(heard) for split, heard in self.heard.items()}
         part.linear = {kind: forecasters.of_nodes(nodes) for kind, forecasters in self.linear.items()}
         part._means = rows(self._means)
         return part
+
+    def at_least_floor(self, y_hat: Tensor) -> Tensor:
+        """Forecasts (n b t) that are nowhere lower than the node's readings can be."""
+        if self.floors is None:
+            return y_hat
+        floors = self._scaled(self.floors).to(y_hat.dtype)
+        return y_hat.maximum(floors.view(-1, 1, 1))
 
     def chunks(self, split: Split) -> Iterator[slice]:
         """All windows of a split, in chunks that fit into memory."""
@@ -308,26 +362,42 @@ class PreparedSeries:
         number = torch.arange(len(starts), device=starts.device)
         self._fold_of = number * FOLDS // max(1, len(starts))
         self._knows_days = self._days(starts) >= FEWEST_DAYS
+        self._knows_years = self._days(starts) >= FEWEST_YEARS * YEAR_DAYS
 
-        def samples(fold: int, wide: bool) -> Iterator[Sample]:
-            chosen = number[self._fold_of == fold]
-            if wide and len(chosen):
+        def samples(fold: int, around: bool) -> Iterator[Sample]:
+            in_fold = self._fold_of == fold
+            chosen = number[in_fold]
+            if around and len(chosen):
                 first, last = starts[chosen[0]], starts[chosen[-1]]
-                chosen = number[(starts > first - self.length) & (starts < last + self.length)]
+                span = self.history + self.length  # with the readings before a window
+                near = (starts > first - span) & (starts < last + span)
+                chosen = number[near & ~in_fold]
             return self._samples(starts, chosen, means)
 
-        forms = self._forms(next(samples(0, False)).inputs.shape[-1])
+        forms = self._forms(next(samples(0, False)).inputs.shape[-1], starts)
         dtype = self.inputs.dtype
         # Validation windows decide how much of each form to take, once: their means of levels are not known.
-        fitted, self._shares = Forecasters.fitted(FOLDS, samples, dtype, forms, self._shares)
+        fitted, self._shares = Forecasters.fitted(
+            FOLDS, samples, dtype, forms, forms.after.gaps, self._shares
+        )
         return fitted
 
-    def _forms(self, inputs: int) -> Forms:
+    def with_gaps(self, *of_windows: Tensor) -> Tensor:
+        """(n,): which nodes have some, but not all targets of a window that starts at these rows."""
+        before = torch.nn.functional.pad((self.observed if self.masked else self.counted).cumsum(1), (1, 0))
+        found = torch.zeros(self.nodes, dtype=torch.bool, device=before.device)
+        for starts in of_windows:
+            targets = before[:, starts + self.length] - before[:, starts + self.history]
+            found |= ((targets > 0) & (targets < self.horizon)).any(dim=1)
+        return found
+
+    def _forms(self, inputs: int, trained_on: Tensor) -> Forms:
         """The forms that forecasters with so many inputs may take."""
         starts = self.starts["validation"]
-        after = Normal.of(self._samples(starts, torch.arange(len(starts), device=starts.device), None))
+        number = torch.arange(len(starts), device=starts.device)
+        after = Normal.of(self._samples(starts, number, None), self.with_gaps(trained_on, starts))
         daily = self.calendar.step_days >= 1
-        return Forms(inputs, self.history - 1, self._usual_places(), daily, self.length, after)
+        return Forms(inputs, self.history, self._level_place, self._usual_places(), daily, self.length, after)
 
     def _samples(self, starts: Tensor, windows: Tensor, means: Tensor | None) -> Iterator[Sample]:
         yield self._sample(starts, windows[:0], means)
@@ -336,26 +406,31 @@ class PreparedSeries:
             yield self._sample(starts, chunk, means)
 
     def _sample(self, starts: Tensor, windows: Tensor, means: Tensor | None) -> Sample:
-        batch, _ = self._at(starts[windows], None)
+        batch = self._at(starts[windows])
         told = None if means is None else means[:, windows].to(batch.x.dtype)
-        inputs, change = self._linear_inputs(batch, told), batch.y - batch.x[:, :, -1, :1]
-        if not self._knows_days:  # the time of day would only count up: see `FEWEST_DAYS`
-            inputs[..., self.history + 1 : self.history + 1 + 2 * HARMONICS] = 0
-        return Sample(inputs, change, batch.complete)
+        inputs, change = self._linear_inputs(batch, starts[windows], told), batch.y - batch.x[:, :, -1, :1]
+        constant = self._level_place + 1
+        usual = constant + self._calendar_inputs.shape[1]
+        if not self._knows_days:  # times would only count up: see `FEWEST_DAYS`
+            inputs[..., constant + 1 : usual] = 0
+        if not self._knows_years:
+            inputs[..., usual - 2 * YEAR_HARMONICS : usual] = 0
+        return Sample(inputs, change, batch.observed)
 
     def _days(self, starts: Tensor) -> float:
         """From the first of these windows to the end of the last one."""
         steps = int(starts[-1] - starts[0]) + self.length if len(starts) else 0
         return steps * self.calendar.step_days
 
-    def _linear_inputs(self, batch: Batch, means: Tensor | None = None) -> Tensor:
-        """(n b p): the last readings, all but the last one relative to it, the calendar, the usual readings
-        of the last step and ahead, further inputs, and the means of levels."""
+    def _linear_inputs(self, batch: Batch, starts: Tensor, means: Tensor | None = None) -> Tensor:
+        """(n b p): the readings of the window and as many before it, all but the last one relative to it, the
+        calendar, the usual readings of the last step and ahead, further inputs, and the means of levels."""
         readings = batch.x[..., 0]
         last = readings[..., -1:]
-        assert batch.moment is not None
-        calendar = calendar_inputs(batch.x[0, :, -1, 1], batch.moment[:, 1], self.calendar.step_days)
-        parts = [readings[..., :-1] - last, last, calendar.expand(len(last), -1, -1)]
+        rows = (starts[:, None] + self._steps[: self.history] - self.history).clamp(min=0)
+        earlier = self.inputs.index_select(1, rows.flatten()).view(self.nodes, *rows.shape)
+        calendar = self._calendar_inputs[starts + (self.history - 1)]
+        parts = [earlier - last, readings[..., :-1] - last, last, calendar.expand(len(last), -1, -1)]
         if batch.usual_change is not None:
             parts.append(batch.usual_change)
         if batch.others is not None:
@@ -364,13 +439,17 @@ class PreparedSeries:
             parts.append(unsquashed(means) - last)
         return torch.cat(parts, dim=-1)
 
+    @property
+    def _level_place(self) -> int:
+        """Where the last reading is among the inputs of `_linear_inputs`."""
+        return 2 * self.history - 1
+
     def _usual_places(self) -> range | None:
         """Where the usual readings ahead are among the inputs of `_linear_inputs`; that of the last step is
         before them."""
         if self.usual is None:
             return None
-        clock, weekday = self.clock[:1], self.moments[:1, 1]
-        first = self.history + calendar_inputs(clock, weekday, self.calendar.step_days).shape[1] + 1
+        first = self._level_place + 1 + self._calendar_inputs.shape[1] + 1
         return range(first, first + self.horizon)
 
     def errors(self, y_hat: Tensor, split: Split, windows: Tensor | slice) -> Tensor:
@@ -379,12 +458,10 @@ class PreparedSeries:
 
     def terms(self, y_hat: Tensor, split: Split, windows: Tensor | slice) -> list[Tensor]:
         """The terms of each sum in `SUMS`: (n b t) float64, zero where a target does not count."""
-        available = self._available(split, windows)
+        cut = self._cutter(self.starts[split][windows])
+        counted = cut(self.counted)[:, :, self.history :].double()
         truth, known = self.truth(split, windows)
-        error = self.unscaled(y_hat) - truth
-        counted, observed = torch.ones_like(truth), known.double()
-        if available is not None:
-            counted, observed = counted * available[:, :, None], observed * available[:, :, None]
+        error, observed = self.unscaled(y_hat) - truth, known.double()
         nonzero = observed * (truth.abs() > 1e-3)  # there is no percentage of zero
         share = error.abs() / torch.where(nonzero > 0, truth.abs(), 1.0)
         return [
@@ -408,9 +485,10 @@ class PreparedSeries:
         """Convert to the readings' unit, as float64."""
         return values.double() * self.scaler.std + self.scaler.mean
 
-    def _available(self, split: Split, windows: Tensor | slice) -> Tensor | None:
-        available = self.available[split]
-        return None if available is None else available[:, windows]
+    def heard_in(self, split: Split, windows: Tensor | slice) -> Tensor | None:
+        """(n b): the nodes that have an observed input in some windows of a split; None if all have."""
+        heard = self.heard[split]
+        return None if heard is None else heard[:, windows]
 
     def _cutter(self, starts: Tensor) -> Callable[[Tensor], Tensor]:
         """(n T) -> (n b t): cuts out the windows that start at these rows."""

@@ -115,18 +115,14 @@ def _remedy(history: int, horizon: int, shares: tuple[float, float, float]) -> s
     return f": at least {fewest} rows are needed, or a smaller data.history or data.horizon"
 
 
-def observed_windows(
+def heard_windows(
     observed: npt.NDArray[np.bool_], starts: npt.NDArray[np.int64], windows: Windows
 ) -> npt.NDArray[np.bool_]:
-    """(n w): which windows have at least one observed input and one observed target; observed is (n T)."""
+    """(n w): which windows have at least one observed input; observed is (n T)."""
     before = np.zeros((observed.shape[0], observed.shape[1] + 1), dtype=np.int32)
     np.cumsum(observed, axis=1, out=before[:, 1:])
-    middle = starts + windows.history
-    has_input: npt.NDArray[np.bool_] = before[:, middle] > before[:, starts]
-    if windows.ahead:
-        return has_input
-    has_target = before[:, middle + windows.horizon] > before[:, middle]
-    return has_input & has_target
+    heard: npt.NDArray[np.bool_] = before[:, starts + windows.history] > before[:, starts]
+    return heard
 
 
 def reported_steps(horizon: int) -> tuple[int, ...]:

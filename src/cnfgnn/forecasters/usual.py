@@ -5,6 +5,9 @@ each sensor compares the course of its anomalies, that is, of its readings minus
 that they had at the same time of earlier days and weeks, and learns one weight for each of these lags. The
 course, and not the level: the last readings tell the level better than any earlier day. Where days do not
 resemble those before them, the weights are zero and the profile is left as it is.
+
+A missing reading is filled in the same spirit: with the profile and what is left of the last anomaly, which
+fades with its age. A short gap is then filled with almost the last reading, a long one with the profile.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ DAY_S = 86_400.0
 LAGS = DAY_S * np.array([1, 2, 3, 4, 5, 6, 7, 14, 21, 28, 364])  # in seconds
 MOST_ROWS = 2016  # a week of five minutes: a live service keeps no older readings
 FOLDS = 5
+HALF_LIVES = 2.0 ** np.arange(-1, 11)  # in steps
 PENALTIES = (1e0, 1e1, 1e2, 1e3, 1e4, 1e5)  # of squared weights, on scaled readings
 
 Floats = npt.NDArray[np.float64]
@@ -67,6 +71,21 @@ def fit_lags(readings: Floats, profile: Floats, rows: Ints, ahead: int) -> Float
     has = ~np.isnan(y) & (rows[usable, ahead:] >= 0).all(axis=0)
     weights[usable] = _ridge(np.nan_to_num(x[:, has]), y[has])
     return weights
+
+
+def fit_half_life(anomaly: Floats, horizon: int) -> float:
+    """The number of steps after which half of one sensor's anomaly (T,), NaN where unknown, is still there:
+    that which forecasts later anomalies best."""
+    lags = np.unique([1, horizon // 4, horizon // 2, horizon, 2 * horizon])
+    pairs = [(lag, anomaly[:-lag], anomaly[lag:]) for lag in lags if 0 < lag < len(anomaly)]
+    pairs = [(lag, x, y) for lag, x, y in pairs if not np.isnan(x * y).all()]
+    if not pairs:
+        return float(HALF_LIVES[-1])
+    errors = [
+        sum(float(np.nanmean(np.square(y - 0.5 ** (lag / half_life) * x))) for lag, x, y in pairs)
+        for half_life in HALF_LIVES
+    ]
+    return float(HALF_LIVES[np.argmin(errors)])
 
 
 def _ridge(x: Floats, y: Floats) -> Floats:

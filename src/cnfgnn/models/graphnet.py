@@ -182,7 +182,7 @@ class GraphNetwork(nn.Module):
         """(n b h) -> h_G (n b h).
 
         Nodes that are not `present` (n b) or (n 1) are masked out, as if neither they nor their edges were in
-        the graph.
+        the graph; their h_G is zero.
         """
         device = h_c.device.type
         bf16 = torch.is_autocast_enabled(device)
@@ -196,54 +196,22 @@ class GraphNetwork(nn.Module):
             v_new, e_new, u_new = block(v, earlier, u, graph, mask)
             v, earlier = torch.cat([v_new, v], -1), [e_new, *earlier]
             u = u_new if u is None or u_new is None else torch.cat([u_new, u], -1)
-        return product(v, self.output.weight, self.output.bias)
-
-
-class GraphNetworks(nn.Module):
-    """A Graph Network for each member of the node models.
-
-    The beginning of h_c, `common` numbers, is an input of each; the rest belongs to one member after another,
-    and so does h_G.
-    """
-
-    def __init__(self, networks: Sequence[GraphNetwork], common: int) -> None:
-        super().__init__()
-        self.networks, self.common = nn.ModuleList(networks), common
-
-    @property
-    def members(self) -> list[GraphNetwork]:
-        """The networks, one after the other."""
-        return [network for network in self.networks if isinstance(network, GraphNetwork)]
-
-    def init(self, generator: torch.Generator, zero_u: int = 0) -> GraphNetworks:
-        """Draw the weights of one network after the other, see `GraphNetwork.init`."""
-        for network in self.members:
-            network.init(generator, zero_u)
-        return self
-
-    def forward(self, h_c: Tensor, graph: Edges, present: Tensor | None = None) -> Tensor:
-        """(n b h) -> h_G (n b h)."""
-        inputs = zip(self.members, self.inputs(h_c), strict=True)
-        return torch.cat([network(x, graph, present) for network, x in inputs], dim=-1)
-
-    def inputs(self, h_c: Tensor) -> list[Tensor]:
-        """What each network gets of h_c."""
-        common, own = h_c[..., : self.common], h_c[..., self.common :].chunk(len(self.networks), dim=-1)
-        return [torch.cat([common, part], dim=-1) for part in own]
+        return mask.nodes(product(v, self.output.weight, self.output.bias))
 
 
 def means(x: Tensor, graph: Edges, present: Tensor | None = None) -> Tensor:
     """(n b k) -> (n b 2k): the mean of x over a node's neighbours, by the weights of edges, and over all.
 
-    Only nodes that are present count. A node without neighbours gets the mean over all nodes.
+    Only nodes that are present count; others get means, too, because a silent sensor is forecast with them.
+    A node without neighbours gets the mean over all nodes.
     """
     mask = Mask.of(present, graph)
     x = mask.nodes(x)
     everyone = x.sum(0, keepdim=True) / mask.count(len(x))
     to_others = (graph.senders.node != graph.receivers.node).to(x.dtype)[:, None, None]
     weights = (graph.weights.to(x.dtype).abs() * to_others).expand(-1, x.shape[1], 1)
-    if mask.edge is not None:
-        weights = weights.masked_fill(mask.edge, 0)
+    if mask.node is not None:
+        weights = weights.masked_fill(mask.node.index_select(0, graph.senders.node), 0)
     weight = graph.receivers.sum(weights.contiguous())
     total = graph.receivers.sum(weights * x.index_select(0, graph.senders.node))
     near = torch.where(weight > 0, total / weight.clamp(min=torch.finfo(x.dtype).tiny), everyone)

@@ -23,25 +23,10 @@ from cnfgnn.models.products import linear
 class EncoderDecoder(ABC):
     """A node model: it encodes past readings as h_c, and decodes h_c and h_G into a forecast."""
 
-    @property
-    def members(self) -> int:
-        """Networks side by side whose forecasts are averaged."""
-        return 1
-
     @abstractmethod
     def encode(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor: ...
 
     @abstractmethod
-    def decoded(
-        self,
-        theta: Mapping[str, Tensor],
-        batch: Batch,
-        h_c: Tensor,
-        h_G: Tensor | None,
-        truth: Tensor | None = None,
-    ) -> Tensor:
-        """What each member forecasts: (k n b t)."""
-
     def decode(
         self,
         theta: Mapping[str, Tensor],
@@ -50,9 +35,7 @@ class EncoderDecoder(ABC):
         h_G: Tensor | None,
         truth: Tensor | None = None,
     ) -> Tensor:
-        """y_hat (n b t): the mean of what the members forecast."""
-        y_hat = self.decoded(theta, batch, h_c, h_G, truth)
-        return y_hat.squeeze(0) if len(y_hat) == 1 else y_hat.mean(dim=0)
+        """y_hat (n b t)."""
 
     def forecast(
         self,
@@ -116,7 +99,7 @@ class NodeModel(EncoderDecoder):
             finals.append(h)
         return torch.cat(finals, dim=-1).reshape(n, b, -1)
 
-    def decoded(
+    def decode(
         self,
         theta: Mapping[str, Tensor],
         batch: Batch,
@@ -124,7 +107,7 @@ class NodeModel(EncoderDecoder):
         h_G: Tensor | None,
         truth: Tensor | None = None,
     ) -> Tensor:
-        """y_hat (1 n b t): each step gets the forecast of the previous step as its input.
+        """y_hat (n b t): each step gets the forecast of the previous step as its input.
 
         Scheduled sampling: where `truth` (t,) is set, a step gets the true previous reading instead, unless
         that reading is missing.
@@ -136,7 +119,7 @@ class NodeModel(EncoderDecoder):
             h_G = h_c.new_zeros(n, b, self.embedding) if h_G is None else h_G
             states = [torch.cat([states[0], fold(h_G, m)], dim=-1)]
         if self._fits_kernels(batch.x):
-            return self._decode_by_kernel(theta, batch, states[0], truth).reshape(1, n, b, steps)
+            return self._decode_by_kernel(theta, batch, states[0], truth).reshape(n, b, steps)
         cells = [Cell(theta, f"decoder.{layer}") for layer in range(self.layers)]
         clock = fold(batch.clock.expand(n, b, steps), m)
         value = fold(batch.x[:, :, -1, :1], m)  # (m B 1): the first step gets the last observed frame
@@ -155,7 +138,7 @@ class NodeModel(EncoderDecoder):
                 states[layer] = below = cell.step(below, states[layer])
             with torch.autocast(below.device.type, enabled=False):  # no bf16: forecasts are fed back
                 y_hat.append(linear(below, theta["output.weight"], theta["output.bias"]))
-        return torch.cat(y_hat, dim=-1).reshape(1, n, b, steps)
+        return torch.cat(y_hat, dim=-1).reshape(n, b, steps)
 
     def _fits_kernels(self, x: Tensor) -> bool:
         """Whether the kernels can run this model: in bf16, with one layer whose weights fit on chip."""

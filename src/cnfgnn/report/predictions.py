@@ -9,7 +9,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.owner import Owner
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import step_seconds
 from cnfgnn.data.prepared_series import SUMS
@@ -72,7 +71,7 @@ def predict(run: Run, data: Dataset) -> Predictions:
             for k, term in enumerate(owner.data.terms(y_hat, "test", chunk)):
                 sums[nodes, :, k] += term.sum(1).cpu()
                 hours[nodes, :, k] += _by_hour(term.cpu(), hour_of[targets])
-            values = _unscaled(owner, y_hat, chunk)
+            values = owner.data.unscaled(y_hat).cpu()
             bounds = owner.bounds_of(chunk, values.numpy())
             if bounds is not None:
                 _keep_bands(bands, bounds, nodes.numpy(), targets[:, -1].numpy() - first)
@@ -102,11 +101,3 @@ def _keep_bands(
 def _by_hour(term: Tensor, hour: Tensor) -> Tensor:
     """(n b t) -> (n 24)."""
     return torch.zeros(len(term), HOURS).double().index_add_(1, hour.flatten(), term.flatten(1))
-
-
-def _unscaled(owner: Owner, y_hat: Tensor, chunk: slice) -> Tensor:
-    """Forecasts in the readings' unit, NaN where a node lacks the window."""
-    values, available = owner.data.unscaled(y_hat), owner.data.available["test"]
-    if available is not None:
-        values = values.masked_fill(~available[:, chunk, None], torch.nan)
-    return values.cpu()

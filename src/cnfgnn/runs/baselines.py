@@ -85,7 +85,7 @@ def _last_value(prepared: Prepared, split: Split) -> Scores:
     """Repeat each sensor's last reading."""
 
     def forecast(group: Group, chunk: slice) -> Tensor:
-        batch, _ = group.data.batch(split, chunk)
+        batch = group.data.batch(split, chunk)
         return batch.x[:, :, -1:, 0].expand(-1, -1, prepared.config.horizon)  # (n b 1) -> (n b t)
 
     return prepared.evaluate(split, forecast)
@@ -174,20 +174,20 @@ def _ridge(prepared: Prepared, split: Split) -> Scores:
 
 
 def _normal(group: Group, split: Split) -> Normal:
-    """The normal equations of each sensor, over the windows of a split of which it has all targets."""
+    """The normal equations of each sensor, over the observed targets of a split."""
 
     def samples() -> Iterator[Sample]:
         for chunk in group.data.chunks(split):
             features, last, batch = _features(group, split, chunk)
-            yield Sample(features, batch.y - last, batch.complete)
+            yield Sample(features, batch.y - last, batch.observed)
 
-    return Normal.of(samples())
+    return Normal.of(samples(), group.data.with_gaps(*group.data.starts.values()))
 
 
 def _features(group: Group, split: Split, chunk: slice) -> tuple[Tensor, Tensor, Batch]:
     """The inputs (n b p) of some windows, the last reading (n b 1) that they are relative to, and the batch
     that they are from."""
-    batch, _ = group.data.batch(split, chunk)
+    batch = group.data.batch(split, chunk)
     readings = batch.x[..., 0]
     last = readings[..., -1:]
     hour = (batch.x[0, :, -1, 1] * HOURS + 1e-9).long().clamp(max=HOURS - 1)

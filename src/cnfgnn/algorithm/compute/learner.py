@@ -17,7 +17,7 @@ from cnfgnn.algorithm.compute.working_memory import network_windows
 from cnfgnn.algorithm.messages.randomness import SERVER_WEIGHTS, generator
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.models import kernels
-from cnfgnn.models.graphnet import Edges, GraphNetwork, GraphNetworks, Mask, means
+from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask, means
 from cnfgnn.models.params import Packing, part
 
 # (Edges + nodes) x windows in one pass without gradients: bounds memory and fits the caches of a CPU.
@@ -92,15 +92,7 @@ class GraphLearner:
         from cnfgnn.models.kernels.graph import graph_network
 
         weights = self.packing.cast(self.weights, torch.bfloat16)
-        if isinstance(self.gn, GraphNetwork):
-            return graph_network(self.gn, weights, h_c, graph, mask)
-        networks, inputs = self.gn.members, self.gn.inputs(h_c)
-        each = len(weights) // len(networks)
-        h_G = [
-            graph_network(gn, weights[k * each : (k + 1) * each], x, graph, mask)
-            for k, (gn, x) in enumerate(zip(networks, inputs, strict=True))
-        ]
-        return torch.cat(h_G, dim=-1)
+        return mask.nodes(graph_network(self.gn, weights, h_c, graph, mask))
 
     def _with_means(self, h_G: Tensor, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """h_G, followed by the means of the levels in h_c."""
@@ -203,17 +195,12 @@ class GraphLearner:
         self.adam.load(part(state, "adam."))
 
 
-def _drawn(model: ModelConfig, seed: int) -> GraphNetwork | GraphNetworks:
-    """The Graph Network, or one for each member, with weights from the seed."""
-    width = model.level_width + model.sent_by_member
-    networks = [
-        GraphNetwork(width, model.embedding, model.gn_widths, model.gn_layers, model.gn_mean)
-        for _ in range(model.members)
-    ]
-    draws, zero_u = generator(seed, SERVER_WEIGHTS), width if model.global_input == "zero" else 0
-    if model.members == 1:
-        return networks[0].init(draws, zero_u)
-    return GraphNetworks(networks, model.level_width).init(draws, zero_u)
+def _drawn(model: ModelConfig, seed: int) -> GraphNetwork:
+    """The Graph Network, with weights from the seed."""
+    width = model.sent_width
+    network = GraphNetwork(width, model.embedding, model.gn_widths, model.gn_layers, model.gn_mean)
+    zero_u = width if model.global_input == "zero" else 0
+    return network.init(generator(seed, SERVER_WEIGHTS), zero_u)
 
 
 def _at(present: Tensor | None, windows: Tensor | slice, device: torch.device) -> Tensor | None:

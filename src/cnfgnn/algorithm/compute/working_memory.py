@@ -73,20 +73,20 @@ def _stored(model: NodeModel | PlusModel, history: int, horizon: int) -> int:
     """Numbers that the backward pass needs of one sequence: a window of one node."""
     if isinstance(model, NodeModel):
         return CELL * model.layers * (history * model.hidden + horizon * model.state)
-    encoder = 2 * model.members * model.features + 4 * model.hidden
+    encoder = 2 * model.features + 4 * model.hidden
     if model.config.encoder == "gru":
-        encoder = (CELL * model.hidden + model.members * model.features) * history
+        encoder = (CELL * model.hidden + model.features) * history
     decoder = 4 * model.state
     if model.config.decoder == "autoregressive":
         decoder = CELL * model.state * horizon
-    return encoder + model.members * decoder
+    return encoder + decoder
 
 
 def network_windows(model: ModelConfig, nodes: int, edges: int, compute: Compute) -> int:
     """How many windows pass the Graph Network together when it learns; at least one."""
     widths = model.gn_widths
     of_edge = model.gn_layers * sum(widths) + (model.gn_layers - 1) * widths[0]
-    of_node = model.gn_layers * (TRAINED * sum(widths) + 2 * (model.level_width + model.sent_by_member))
+    of_node = model.gn_layers * (TRAINED * sum(widths) + 2 * model.sent_width)
     size = torch.bfloat16.itemsize if compute.bf16 else compute.dtype.itemsize
-    each = SPARE * (edges * (of_edge + TRAINED // 2 * max(widths)) + nodes * of_node) * size * model.members
+    each = SPARE * (edges * (of_edge + TRAINED // 2 * max(widths)) + nodes * of_node) * size
     return max(1, int(NETWORK * limit(compute) / max(1.0, each)))

@@ -246,7 +246,7 @@ class SiteOwner(Owner):
         files are kept.
         """
         assert self.forecasts is not None
-        has = self.data.available["test"]
+        has = self.data.heard["test"]
         if has is not None and not has.any():
             log.warning(
                 "no forecast: no sensor has a reading in the last %d steps before it (the newest reading is"

@@ -23,7 +23,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.inputs import NO_NAMES, with_inputs
 from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.readings import DAY, Readings, last_rows, rows_of, weekday, with_rows_before
-from cnfgnn.data.series import Past, Series
+from cnfgnn.data.series import NEVER, LastReadings, Past, Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import DataError
 from cnfgnn.forecasters.usual import MOST_ROWS
@@ -38,7 +38,6 @@ from cnfgnn.runs.forecast import with_rows_ahead
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 # Of the newest readings: outliers are sought among them, and usual readings use those of a week ago.
 KEPT_ROWS = MOST_ROWS + 1
@@ -152,7 +151,8 @@ class RunPredictor(Predictor):
         return quality_of(readings, self.graph if self.has_network else None, self.history)
 
     def forecast(self, readings: Readings) -> Floats:
-        """(n t): the readings that follow these; NaN for a sensor without a reading in the history.
+        """(n t): the readings that follow these; NaN for a sensor of which nothing is known, and for all if
+        none has a reading in the history.
 
         The readings are as they arrived, on a regular grid, and at least as long as the history; with them
         are the further inputs that the run was trained with.
@@ -161,7 +161,7 @@ class RunPredictor(Predictor):
         own = window_of(both.truth, self.owner.data)
         nodes.data = own if both.copy is both.truth else window_of(both.copy, nodes.data)
         self.owner.data = own
-        has = nodes.data.available["test"]
+        has = nodes.data.heard["test"]
         if has is not None and not bool(has.any()):
             return np.full((len(self.ids), self.horizon), np.nan)
         if isinstance(self.experiment.strategy, Server):
@@ -197,39 +197,39 @@ def key_of(sensors: Sequence[str], **about: object) -> str:
 
 
 def window_of(readings: Readings, before: PreparedSeries) -> PreparedSeries:
-    """The last window of the readings, preceded by one row: each sensor's last reading before it, which fills
-    gaps at its beginning. Longer series would give the same and take longer; only usual readings look further
-    back. `before` are earlier readings of the same sensors: the scale and what was computed from them stay.
+    """The last window of the readings, and as many rows before it as forecasts use. Longer series would give
+    the same and take longer; only usual readings look further back, and gaps at the beginning are filled from
+    the last reading before it. `before` are earlier readings of the same sensors: the scale and what was
+    computed from them stay.
     """
-    n, history, horizon = len(readings.ids), before.history, before.horizon
-    value, missing = _before(readings, history, before.masked)
+    n, horizon = len(readings.ids), before.horizon
+    rows = min(len(readings.times), 2 * before.history)
     future = np.full((n, horizon), np.nan)
-    values = np.concatenate([value, readings.values[-history:].T, future], axis=1)
-    absent = np.concatenate([missing, readings.missing[-history:].T, np.isnan(future)], axis=1)
+    values = np.concatenate([readings.values[-rows:].T, future], axis=1)
+    absent = np.concatenate([readings.missing[-rows:].T, np.isnan(future)], axis=1)
     last = readings.seconds[-1]
     step = readings.step_seconds
-    seconds = last + step * np.arange(-history, horizon + 1)
+    seconds = last + step * np.arange(1 - rows, horizon + 1)
     day = int(DAY.astype(np.int64))
     others = [] if before.others is None else [one.at(seconds) for one in readings.others]
     past = Past(readings.seconds.astype(np.float64), readings.values.T, readings.missing.T)
-    window = Series(values, absent, (seconds % day) / day, weekday(seconds), others, seconds, past)
-    return before.with_readings(window, Windows.next(history + 1, history, horizon))
+    earlier = _before(readings, rows, before.masked)
+    window = Series(values, absent, (seconds % day) / day, weekday(seconds), others, seconds, past, earlier)
+    return before.with_readings(window, Windows.next(rows, before.history, horizon))
 
 
-def _before(readings: Readings, history: int, masked: bool) -> tuple[Floats, Bools]:
-    """(n 1) each: the last reading before the history, for nodes whose history begins with a gap, and whether
-    it is missing. For other nodes it does not matter: NaN."""
+def _before(readings: Readings, rows: int, masked: bool) -> LastReadings:
+    """The last readings before the last `rows` rows, of nodes for which these begin with a gap. For other
+    nodes they do not matter."""
     n = len(readings.ids)
-    value, missing = np.full((n, 1), np.nan), np.ones((n, 1), dtype=np.bool_)
+    found = LastReadings(np.full(n, np.nan), np.full(n, NEVER))
     absent = readings.missing if masked else np.isnan(readings.values)
-    for node in np.flatnonzero(absent[-history]).tolist():
-        earlier = np.flatnonzero(~absent[:-history, node])
+    for node in np.flatnonzero(absent[-rows]).tolist():
+        earlier = np.flatnonzero(~absent[:-rows, node])
         if len(earlier):
-            value[node], missing[node] = (
-                readings.values[earlier[-1], node],
-                readings.missing[earlier[-1], node],
-            )
-    return value, missing
+            found.values[node] = readings.values[earlier[-1], node]
+            found.steps[node] = len(absent) - rows - earlier[-1]
+    return found
 
 
 def _up_to_last_reading(readings: Readings, usual: float | None) -> Readings:

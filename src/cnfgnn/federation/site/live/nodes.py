@@ -86,9 +86,9 @@ class LiveClients(SiteClients):
             use(self.data, self._for_new)
             self._for_new = ()
         if self._copy is not None:
-            least = self.data.history + 1
-            self.data = window_of(rows_until(self._copy, self.turned_to, terms.step, least), self.data)
-        has = self.data.available["test"]
+            recent = rows_until(self._copy, self.turned_to, terms.step, self.data.history)
+            self.data = window_of(recent, self.data)
+        has = self.data.heard["test"]
         n = self.series.nodes
         none = torch.zeros((n, 0), dtype=torch.bool)
         found = torch.ones((n, 1), dtype=torch.bool) if has is None else has.cpu()

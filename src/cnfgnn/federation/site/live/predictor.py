@@ -182,13 +182,10 @@ class SitePredictor(Predictor):
     def _forecast(self, truth: Readings, h_G: Tensor | None) -> Floats:
         ready = self.ready
         window = window_of(columns_of(truth, ready.ids), ready.data)
-        has = window.available["test"]
         if h_G is not None:
             h_G = _with_rows(h_G, len(ready.ids))
         y_hat = ready.forecaster.forecasts(ready.theta, window, h_G, "test", slice(0, 1), ready.trust)
-        values = window.unscaled(y_hat)[:, 0]
-        if has is not None:
-            values = values.masked_fill(~has, torch.nan)
+        values = window.unscaled(y_hat)[:, 0].masked_fill(window.unknown[:, None], torch.nan)
         by_id = dict(zip(ready.ids, values.cpu().numpy(), strict=True))
         unknown = np.full(self.horizon, np.nan)
         for sensor in self._new:
