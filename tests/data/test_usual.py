@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cnfgnn.config.settings import ModelConfig
-from cnfgnn.data.prepared_series import PROFILES, PreparedSeries
+from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import Windows
