@@ -28,6 +28,7 @@ ONLY_THE_SERVERS = {"mean_by", "purpose", "wire"}  # how the server counts and q
 DRAW = Draw(3, 1, 0)
 REQUESTS: list[Verb] = [
     verbs.Census(WindowPlan(12, 6, False), "masked"),
+    verbs.Turn(12),
     verbs.Load(),
     verbs.Inform(),
     verbs.Embed(True),

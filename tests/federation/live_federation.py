@@ -49,7 +49,7 @@ class LiveFederation(InMemoryFederation):
         for name in self.sites:
             let_play(self.kits[name])
         self.nodes: dict[str, LiveSiteNodes] = {}
-        self.turn: dict[str, bytes] = {}  # the last census that each site was asked for
+        self.turn: dict[str, bytes] = {}  # the last turn that each site was asked for
         self.said: dict[str, dict[object, object]] = {name: {} for name in self.sites}
         self.is_live = False
 
@@ -125,7 +125,7 @@ class LiveFederation(InMemoryFederation):
         asked, note = unpack(request), unpack(answer)
         if asked.kind == "run" and note.kind == "done":
             calls = bytes(asked.payload)
-            if b'"census"' in calls:
+            if b'"turn"' in calls:
                 self.turn[site] = calls
             self.said[site][(self.turn.get(site, b""), calls)] = bytes(note.payload)
         elif asked.kind == "due" and note.fields["step"]:

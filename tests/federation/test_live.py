@@ -477,7 +477,7 @@ def different(one: dict[object, object], two: dict[object, object]) -> dict[obje
     """Answers to the same request that differ. Which steps pass before the first row is sent is a matter of
     time, and so is which requests are asked."""
     both = one.keys() & two.keys()
-    assert len(both) >= 3 * 4  # due, census, encode and forecast
+    assert len(both) >= 3 * 4  # due, turn, encode and forecast
     return {key: [one[key], two[key]] for key in both if one[key] != two[key]}
 
 

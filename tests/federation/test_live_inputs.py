@@ -145,7 +145,7 @@ def test_nodes_have_no_way_to_true_inputs_and_the_server_sees_the_same_whatever_
     assert made[2]["sensors"] != made[5]["sensors"]
     for name in sites.sites:
         both = heard[0][name].keys() & heard[1][name].keys()
-        assert len(both) >= 3 * 4  # due, census, encode and forecast
+        assert len(both) >= 3 * 4  # due, turn, encode and forecast
         assert all(heard[0][name][key] == heard[1][name][key] for key in both)
 
 

@@ -36,6 +36,7 @@ def test_only_trainings_may_train(do: str, method: str) -> None:
 
 def test_a_task_of_an_unknown_kind_may_ask_for_nothing() -> None:
     assert verbs_allowed("export") == frozenset()
+    assert [do for do in TASKS if "turn" in verbs_allowed(do)] == ["live"]
     assert all(verbs_allowed(do) for do in TASKS)
 
 
@@ -44,7 +45,7 @@ def test_weights_are_asked_for_only_where_they_are_averaged_or_compared() -> Non
     assert asked == {name for name in FEDERATED if METHODS[name].sharing != "keep"}
     assert verbs_allowed("train", "cnfgnn") == verbs_allowed("train", "at-fedavg")
     assert verbs_allowed("retrain", "sl") == verbs_allowed("train", "sl")
-    assert verbs_allowed("train", "who-knows") == VERBS - {"forecast"}
+    assert verbs_allowed("train", "who-knows") == VERBS - {"turn", "forecast"}
 
 
 @pytest.mark.parametrize("method", METHODS_TO_TRY)

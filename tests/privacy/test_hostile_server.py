@@ -109,6 +109,7 @@ def requests(draw: st.DrawFn) -> Verb:
             st.sampled_from([1.0, 1e-300, 1e30]),
             st.just(plan),
         ),
+        st.builds(verbs.Turn, st.integers(0, 100)),
         st.just(verbs.Load()),
         st.just(verbs.Inform()),
         st.just(verbs.Levels()),

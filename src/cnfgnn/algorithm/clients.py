@@ -41,6 +41,7 @@ from cnfgnn.config.settings import Missing, Wire
 from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import SPLITS, Split, Windows
+from cnfgnn.errors import NodeError
 from cnfgnn.models.params import Params, models, own, part, rows, size
 from cnfgnn.models.plus import levels, node_model
 
@@ -108,6 +109,10 @@ class Clients:
         sequences = self.series.nodes * count
         h_c, h_G = sequences * s.model.state_width, sequences * s.model.embedding_width
         self._memory_needed = bytes_needed(h_c, h_G, dtype)[s.state_format]
+
+    def turn(self, row: int) -> Tensor:
+        """(n 1): which nodes have the window whose history ends with this row. Only live nodes turn."""
+        raise NodeError(self.name, "turn", "this is not a live task")
 
     # ---- ClientUpdate -------------------------------------------------------------------------------
 

@@ -59,6 +59,7 @@ def call(verb: str, numbers: Mapping[str, Any] | None = None, **tensors: Tensor)
 GOOD = [
     Call("census", {**PLAN, "missing": "masked"}, STARTS),
     PREPARE,
+    call("turn", {"row": 1 << 40}),
     Call("load", {}, THETA),
     Call("load", {}, OWN),
     Call("load", {}, dict(reversed(THETA.items()))),
@@ -231,6 +232,7 @@ REPLIES: dict[int, dict[str, Tensor]] = {
     for reply in [
         {
             "census": {**HAS, "moments": MOMENTS},
+            "turn": {"has": torch.ones(N, 1, dtype=torch.uint8)},
             "weights": OWN,
             "levels": {"levels": torch.zeros(N, 20, LEVELS)},
             "encode": {"h_c": torch.zeros(N, BATCH if "number" in good.numbers else 7, HIDDEN)},
@@ -301,6 +303,15 @@ def test_answers_are_to_the_calls_in_their_order() -> None:
 def test_a_census_counts(change: dict[str, Tensor], why: str) -> None:
     with pytest.raises(Refused, match=why):
         answered({**REPLIES[0], **change}, GOOD[0])
+
+
+def test_a_node_has_the_window_of_a_step_or_not() -> None:
+    turn = call("turn", {"row": 12})
+    with pytest.raises(Refused, match="turn: has has a value that is neither 0 nor 1"):
+        answered({"has": torch.full((N, 1), 2, dtype=torch.uint8)}, turn)
+    for row in (-1, (1 << 40) + 1, 1.5, True):
+        with pytest.raises(Refused, match="row cannot be"):
+            check_calls([call("turn", {"row": row})], KNOWN)
 
 
 def test_the_largest_answer_is_that_of_the_widest_type() -> None:

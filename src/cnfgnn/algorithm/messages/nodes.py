@@ -81,6 +81,10 @@ class Nodes:
         self._counted = self.up.clone()
         return reply["moments"], _has(reply)
 
+    def turn(self, row: int) -> Tensor:
+        """In a live task, turn to the window whose history ends with this row; (n 1): which nodes have it."""
+        return self._ask(verbs.Turn(row))["has"].bool()
+
     def weights(self, mean_by: Tensor | None = None) -> Params:
         """Every node's weights: (n, ...). With `mean_by` (n,), nodes in this process that are too many to
         hold the weights of all of them answer with the mean by these numbers: (1, ...)."""

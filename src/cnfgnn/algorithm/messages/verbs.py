@@ -8,6 +8,7 @@ verb      carries                                   answers
 --------  ----------------------------------------  ---------------------------------------------
 census    windows                                   count and moments of readings, windows present
 prepare   settings, scale, windows
+turn      time step of a live task                  windows present
 load      theta
 inform    means of levels
 embed     h_G
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from cnfgnn.algorithm.clients import Clients
 
 MOST_PARAMETERS = 1 << 31  # of all nodes of a site
+LAST_ROW = 1 << 40  # of any series
 ANCHOR = "anchor."  # before the names of weights in `pull`
 LEVEL = "|".join(map(str, LEVELS))
 
@@ -130,6 +132,22 @@ class Prepare(Tell):
     def tell(self, nodes: Clients, arrays: Params) -> None:
         windows = windows_of(self.plan, arrays)
         nodes.prepare(settings=self.settings, mean=self.mean, std=self.std, windows=windows)
+
+
+@dataclass(frozen=True)
+class Turn(Ask):
+    """In a live task: turn to the window whose history ends with this row, and say which nodes have it."""
+
+    row: Annotated[int, Declaration(at_least=0, at_most=LAST_ROW)]
+
+    purpose = "set-up"
+    computes = True
+
+    def up(self, known: Sizes, came: Arrays) -> Expected:
+        return {"has": Allowed(UINT8, [(known.n, 1)])}
+
+    def answer(self, nodes: Clients, arrays: Params) -> Reply:
+        return {"has": nodes.turn(row=self.row).to(torch.uint8)}
 
 
 # ---- tell -----------------------------------------------------------------------------------------------
@@ -382,6 +400,7 @@ VERBS: Mapping[str, type[Verb]] = {
     for verb in (
         Census,
         Prepare,
+        Turn,
         Load,
         Inform,
         Embed,

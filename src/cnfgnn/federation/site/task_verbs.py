@@ -9,7 +9,7 @@ from __future__ import annotations
 from cnfgnn.algorithm.methods import ALIASES, METHODS, Method
 from cnfgnn.federation.permission_rules import TRAININGS
 
-ASKS = ("census", "weights", "levels", "encode", "backward", "score")  # whose answers carry arrays
+ASKS = ("census", "turn", "weights", "levels", "encode", "backward", "score")  # whose answers carry arrays
 VERBS = frozenset(
     {*ASKS, "prepare", "load", "inform", "embed", "update", "step", "pull", "forecast"}
     | {"save", "restore", "inherit"}
@@ -23,10 +23,12 @@ def verbs_allowed(do: str, method: str = "") -> frozenset[str]:
     """The verbs of a task; of a training with a method that is not known here, those of all methods."""
     if do in TRAININGS:
         known = METHODS.get(ALIASES.get(method, method))
-        return VERBS - {"forecast"} if known is None else _TRAIN | _training_verbs(known)
+        return VERBS - {"turn", "forecast"} if known is None else _TRAIN | _training_verbs(known)
     if do == "evaluate":
         return _USE | {"score"}
-    return _USE | {"forecast"} if do in ("forecast", "live") else frozenset()
+    if do == "live":
+        return _USE | {"turn", "forecast"}
+    return _USE | {"forecast"} if do == "forecast" else frozenset()
 
 
 def _training_verbs(method: Method) -> frozenset[str]:

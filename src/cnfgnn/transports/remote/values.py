@@ -47,6 +47,9 @@ def check_values(verb: str, tensors: Mapping[str, Tensor]) -> None:
         if tensor.is_floating_point() and not _finite(tensor):
             raise Refused(verb, f"{name} has a value that is not a finite number")
     _check_scales(verb, tensors)
+    for name in [name for name in tensors if name.split(".")[0] == "has"]:
+        if tensors[name].numel() and tensors[name].max() > 1:
+            raise Refused(verb, f"{name} has a value that is neither 0 nor 1")
     if verb == Census.name and tensors:
         _check_census(tensors)
 
@@ -69,10 +72,6 @@ def _check_scales(verb: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _check_census(tensors: Mapping[str, Tensor]) -> None:
-    for split in SPLITS:
-        has = tensors[f"has.{split}"]
-        if has.numel() and has.max() > 1:
-            raise Refused(Census.name, f"has.{split} has a value that is neither 0 nor 1")
     count, total, squares = tensors["moments"].unbind(1)
     if (count < 0).any() or (count != count.round()).any():
         raise Refused(Census.name, "the reading count must be a non-negative integer")

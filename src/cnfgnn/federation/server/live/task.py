@@ -16,7 +16,6 @@ from contextlib import suppress
 from typing import Any
 
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.data.windows import Windows
 from cnfgnn.errors import NoSiteAnswered
 from cnfgnn.federation.coverage_sums import coverage_told
 from cnfgnn.federation.server.live.models import FederatedModels
@@ -206,11 +205,9 @@ class LiveLoop:
             self.steps.close()
 
     def _begin(self) -> None:
-        """Tell the sites that they are ready: a census of the window that they were prepared with."""
+        """Tell the sites that they are ready, by a turn to the step that they were prepared with."""
         self.transport.begin()
-        try:
-            self.nodes.census(self.experiment.windows, self.experiment.config.data.missing)
-        except NoSiteAnswered:
+        if not self._turn(self.span.last):
             log.warning("no site answered; they will be prepared again")
         self._note_joined()
         self.steps.start()
@@ -236,7 +233,7 @@ class LiveLoop:
                 self.nodes.up[site.rows] = False
         came_back = self.nodes.rejoin()
         if came_back:  # they have to know which window they are about, as the others do
-            self._census(self.made or self.span.last)
+            self._turn(self.made or self.span.last)
         self._note_joined()
         if came_back or not bool(self.nodes.up.all()):
             self._show()
@@ -254,7 +251,7 @@ class LiveLoop:
         begun, self.made = time.perf_counter(), step
         self.steps.note_made(step)
         try:
-            self._census(step)
+            self._turn(step)
             self.strategy.forecast(tries=1)  # nobody waits for a site that comes back in a step
             self.problem = ""
         except Stopped:
@@ -273,19 +270,15 @@ class LiveLoop:
         log.error("%s failed", what, exc_info=error)
         self.problem = f"{what} failed: {type(error).__name__}: {error}"[:300]
 
-    def _census(self, step: int) -> None:
-        """Have the sites turn to a step, and note which sensors have a reading in its history."""
-        windows, config = self._windows(step), self.experiment.config
+    def _turn(self, step: int) -> bool:
+        """Have the sites turn to a step, and note which sensors have a reading in its history; False if no
+        site answered."""
         try:
-            _, has = self.nodes.census(windows, config.data.missing)
+            has = self.nodes.turn((step - self.span.first) // self.span.step)
         except NoSiteAnswered:
-            return
-        self.nodes.has = {"test": has["test"].to(self.transport.device)}
-
-    def _windows(self, step: int) -> Windows:
-        """The window whose history ends with this step."""
-        w = self.experiment.windows
-        return Windows.next((step - self.span.first) // self.span.step + 1, w.history, w.horizon)
+            return False
+        self.nodes.has = {"test": has.to(self.transport.device)}
+        return True
 
     def _is_valid(self, step: int) -> bool:
         """Whether a site may report this step: on the common grid, and not in the future."""

@@ -26,12 +26,10 @@ from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.messages import verbs
 from cnfgnn.algorithm.messages.verb import Verb
 from cnfgnn.algorithm.owner import Owner
-from cnfgnn.config.settings import Missing
 from cnfgnn.data.files.folder import known_positions, readings_file
 from cnfgnn.data.files.input_files import names_of_files
 from cnfgnn.data.readings import Readings, columns_of, last_rows, rows_of, with_rows_before
 from cnfgnn.data.refusals import Refusals
-from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
 from cnfgnn.federation.coverage_sums import COVERAGE, ToldCoverage
 from cnfgnn.federation.project import SitePlan
@@ -66,7 +64,7 @@ log = logging.getLogger(__name__)
 
 
 class LiveClients(SiteClients):
-    """The nodes of a live site: a census also selects the current window."""
+    """The nodes of a live site, which turn to one step after another."""
 
     turned_to = 0  # the time of the newest row of their window
     _copy: Readings | None = None
@@ -76,11 +74,8 @@ class LiveClients(SiteClients):
         """Use these newest readings of the copy, and what was computed from it for new sensors."""
         self._copy, self._for_new = columns_of(copy, self.readings.store.sensors), for_new
 
-    def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
-        if not windows.ahead or not self.theta or not len(windows.starts["test"]):
-            return super().census(windows, missing)
+    def turn(self, row: int) -> Tensor:
         terms = self.readings.terms
-        row = int(windows.starts["test"][0]) + windows.history - 1
         self.turned_to = terms.first + terms.step * row
         if self._for_new:
             use(self.data, self._for_new)
@@ -89,10 +84,7 @@ class LiveClients(SiteClients):
             recent = rows_until(self._copy, self.turned_to, terms.step, self.data.history)
             self.data = window_of(recent, self.data)
         has = self.data.heard["test"]
-        n = self.series.nodes
-        none = torch.zeros((n, 0), dtype=torch.bool)
-        found = torch.ones((n, 1), dtype=torch.bool) if has is None else has.cpu()
-        return torch.zeros((n, 3), dtype=torch.float64), {"train": none, "validation": none, "test": found}
+        return torch.ones((self.series.nodes, 1), dtype=torch.bool) if has is None else has.cpu()
 
 
 def rows_until(readings: Readings, seconds: int, step: int, least: int) -> Readings:
@@ -121,9 +113,9 @@ class LiveOwner(SiteOwner):
 
     def follow(self, request: Verb, arrays: Params, answer: Params) -> Params:
         added = super().follow(request, arrays, answer)
-        if isinstance(request, verbs.Census) and self.nodes.theta:
+        if isinstance(request, verbs.Turn):
             self.site.is_ready(self._ready(), self.live_nodes)
-            if self.live_nodes.turned_to and self.site.service is not None:
+            if self.site.service is not None:
                 self.site.service.pass_time(self.live_nodes.turned_to)
         return added
 
