@@ -87,14 +87,6 @@ def test_without_blur_one_sentence_says_that_nothing_is_hidden() -> None:
     assert "Keep in mind" not in printed
 
 
-def test_the_page_is_written_and_named(tmp_path: Path) -> None:
-    out = tmp_path / "page.html"
-    assert said(*ASKED, "--out", out).endswith(f"page {out}\n")
-    assert "<title>What the server can learn from your readings</title>" in out.read_text(encoding="utf-8")
-    printed = said(*ASKED, "--out", out, "--json")
-    assert json.loads(printed)["unit"] == "mph"
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -175,10 +167,8 @@ def test_each_site_of_a_federation_has_its_own_blur(tmp_path: Path) -> None:
 
 def test_the_blur_of_a_run_is_that_of_its_settings(city_data: Dataset, tmp_path: Path) -> None:
     Run.create(tmp_path / "run", tiny("gru-fedavg").with_changes({"privacy.blur": 2.5}), city_data)
-    out = tmp_path / "page.html"
-    (guarantee,) = json.loads(said("privacy", tmp_path / "run", "--out", out, "--json"))["guarantees"]
+    (guarantee,) = json.loads(said("privacy", tmp_path / "run", "--json"))["guarantees"]
     assert guarantee["blur"] == 2.5
-    assert "What the server can learn from run" in out.read_text(encoding="utf-8")
 
 
 # ---- what a smoother makes of the owner's copies -----------------------------------------------------------
@@ -252,6 +242,3 @@ def test_too_few_readings_and_options_that_need_some_are_one_sentence(folder: Pa
         problem = f"{option}: needs your readings: add --data with their file or folder"
         assert said("privacy", "--blur", 5, option, value, fails=True) == problem
     assert said("privacy", "--data", folder, "--hide", 0, fails=True) == "--hide: must be above 0, not 0.0"
-    assert said("privacy", "--data", folder, "--out", tmp_path / "page.html", fails=True) == (
-        "--out: the page is about a blur: add --blur"
-    )

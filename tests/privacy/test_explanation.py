@@ -12,7 +12,6 @@ from cnfgnn.privacy.explanation import (
     Measures,
     as_json,
     caveats,
-    change_text,
     default_changes,
     default_durations,
     epsilon_text,
@@ -32,19 +31,12 @@ def test_the_guarantee_is_one_sentence_with_the_blur_and_its_unit() -> None:
         " added"
     )
     assert "a standard deviation of 5 mph" in guarantee.about_the_noise
-    assert guarantee.examples == [
-        "A change of 1 mph that lasts 5 min is well hidden: whoever must say whether it happened is right in"
-        " 54 % of cases at most.",
-        "A change of 20 mph that lasts 1 h is not hidden: whoever must say whether it happened is right in"
-        " over 99 % of cases.",
-    ]
 
 
 def test_without_blur_nothing_is_promised() -> None:
     guarantees = explain({"": 0.0}, MPH)
     assert guarantees[0].sentence.startswith("Nothing is guaranteed without a blur")
     assert guarantees[0].rows == ()
-    assert guarantees[0].examples == []
     assert caveats(guarantees) == {}
 
 
@@ -157,12 +149,7 @@ def test_an_epsilon_is_never_shown_as_less(epsilon: float) -> None:
     assert epsilon <= shown <= 1.02 * epsilon + 0.01
 
 
-@given(st.floats(1e-6, 1e6))
-def test_a_hidden_change_is_never_shown_as_more(change: float) -> None:
-    assert 0.9 * change <= float(change_text(change)) <= change * (1 + 1e-9)
-
-
 def test_what_has_no_bound_says_so() -> None:
     assert (epsilon_text(float("inf")), mu_text(float("inf"))) == ("no bound", "no bound")
-    assert (share(1.0), share(0.5), change_text(0.0)) == ("over 99 %", "50 %", "0")
+    assert (share(1.0), share(0.5)) == ("over 99 %", "50 %")
     assert [mu_text(mu) for mu in (0.012, 0.2, 67.88)] == ["0.012", "0.20", "67.88"]

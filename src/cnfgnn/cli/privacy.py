@@ -21,7 +21,6 @@ from cnfgnn.cli.settings import ChangesOption
 from cnfgnn.config import toml
 from cnfgnn.config.settings import Config
 from cnfgnn.errors import ConfigError, DataError, RunError
-from cnfgnn.files import check_can_be_written, write_whole
 
 if TYPE_CHECKING:
     from cnfgnn.attack.smoothed_copies import Smoothed, SmoothedCopies
@@ -70,7 +69,6 @@ def privacy(
     ] = None,
     durations: DurationsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    out: Annotated[Path | None, typer.Option(help="An HTML file to write, too.")] = None,
     data: DataOption = None,
     hide: HideOption = None,
     settings: ChangesOption = None,
@@ -84,20 +82,11 @@ def privacy(
     from cnfgnn.privacy.explanation import Measures, explain
     from cnfgnn.privacy.explanation import as_json as all_as_json
 
-    if out is not None:
-        check_can_be_written(out)
     readings = _readings(data, hide, settings)
     blurs, seconds = _blurs_and_step(run, blur, step, readings)
-    if out is not None and not blurs:
-        raise ConfigError("--out", "the page is about a blur: add --blur")
     smoothing = None if readings is None else _smoothing(readings)
     measures = Measures(unit, seconds)
     guarantees = explain(blurs, measures, _changes(changes), _durations(durations, seconds))
-    if out is not None:
-        from cnfgnn.report.guarantee_page import guarantee_page
-
-        about = "your readings" if run is None else run.absolute().name
-        write_whole(out, guarantee_page(about, guarantees).encode())
     least = min(filter(None, blurs.values()), default=0.0)
     if as_json:
         told = all_as_json(guarantees, measures)
@@ -108,8 +97,6 @@ def privacy(
     print_guarantees(guarantees)
     if smoothing is not None:
         _print_smoothing(smoothing, least, hide, unit)
-    if out is not None:
-        print(f"page {out}")
 
 
 def blurs_of(run: Run) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The guarantee of a blur in words that an owner understands: what the command and the page about it say."""
+"""The guarantee of a blur in words that an owner understands: what the commands about it say."""
 
 from __future__ import annotations
 
@@ -89,21 +89,6 @@ class Guarantee:
     def hidden_changes(self) -> list[float]:
         """For each duration, the largest change that stays mostly hidden."""
         return [hidden_change(readings, self.sigma, MOSTLY_HIDDEN) for readings in self.durations]
-
-    @property
-    def examples(self) -> list[str]:
-        """A sentence about a small, short event and one about a large event that lasts longer."""
-        if not self.rows:
-            return []
-        large = self.rows[-len(self.durations) :]
-        return [self._example(row) for row in dict.fromkeys((self.rows[0], large[len(large) // 2]))]
-
-    def _example(self, row: Row) -> str:
-        size, lasts = self.measures.amount(row.change), self.measures.lasting(row.readings)
-        return (
-            f"A change of {size} that lasts {lasts} is {row.verdict}: whoever must say whether it happened is"
-            f" right in {share(row.detection)} of cases{'' if row.detection > 0.99 else ' at most'}."
-        )
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON, with null for mu and epsilon where there is no bound."""
@@ -220,14 +205,6 @@ def mu_text(mu: float) -> str:
     if math.isinf(mu):
         return "no bound"
     return f"{mu:.2f}" if mu >= 0.1 else f"{mu:.2g}"
-
-
-def change_text(change: float) -> str:
-    """A change that is still hidden, rounded down to two digits."""
-    if change == 0:
-        return "0"
-    spacing = 10.0 ** (math.floor(math.log10(change)) - 1)
-    return f"{math.floor(change / spacing * (1 + 1e-12)) * spacing:.6g}"
 
 
 def time_span(seconds: float) -> str:
