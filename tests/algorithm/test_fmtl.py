@@ -14,6 +14,7 @@ from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.fmtl import ToAnchor, ToEach, pull_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import ConfigError
+from cnfgnn.federation.task import check_federated
 from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.params import Params
 from cnfgnn.models.params import size as parameters
@@ -116,6 +117,8 @@ def test_nodes_in_several_groups_are_refused_by_the_setting_s_name(data: Dataset
         simulate(data, small("gru-fmtl", **PLAIN), [[0, 1, 2], [3, 4, 5]])
     assert "one group" in str(refusal.value)
     simulate(data, small("gru-local", **PLAIN), [[0, 1, 2], [3, 4, 5]])  # which has no neighbours
+    with pytest.raises(ConfigError, match=r"training\.fmtl_norm: plain is only possible in the simulator"):
+        check_federated(small("gru-fmtl", **PLAIN))
 
 
 def test_along_each_edge_one_model_is_counted(data: Dataset) -> None:

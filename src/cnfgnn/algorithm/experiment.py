@@ -9,8 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.aggregation import Share, average, each_neighbour, keep, neighbours
-from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.aggregation import Share, average, keep, neighbours
 from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.compute.learner import GraphLearner
 from cnfgnn.algorithm.compute.memory_plan import MemoryPlan, SiteStates, bytes_needed, plan_memory
@@ -96,24 +95,16 @@ def federate(
     store: Store,
     tick: Callable[[], None] = lambda: None,
     scaler: Scaler | None = None,
-    all_nodes: tuple[Tensor, Clients] | None = None,
     memory_plan: MemoryPlan | None = None,
     inputs: InputCounts = NO_INPUTS,
     kept_scaler: Scaler | None = None,
 ) -> Experiment:
     """Set up a federated method over any transport; the server contributes the graph and nothing else.
 
-    A resumed run passes its earlier `memory_plan`. `all_nodes` is the group that holds all nodes, if there is
-    one: a study of FMTL needs it. `kept_scaler` is the scale of the training that this one goes on from: its
-    weights belong to it.
+    A resumed run passes its earlier `memory_plan`. `kept_scaler` is the scale of the training that this one
+    goes on from: its weights belong to it.
     """
     method = check_method(config)
-    if method.sharing == "neighbours" and config.training.fmtl_norm == "plain" and all_nodes is None:
-        raise ConfigError(
-            "training.fmtl_norm",
-            "plain works only in the simulator, with all nodes in one group and one process",
-            ["squared"],
-        )
     compute = Compute.of(config.compute)
     config, everyone, windows, scaler, memory_plan = _agree(
         transport, windows, config, method, seen, name, scaler, memory_plan, inputs, kept_scaler
@@ -130,7 +121,7 @@ def federate(
         everyone=everyone,
         whole_graph=edges if seen is None else Edges.of(graph, compute.device, compute.dtype),
         gn=_learner(config, method, compute),
-        share=_share(config.training, method, train_graph, all_nodes),
+        share=_share(config.training, method, train_graph),
         training=config.training,
         seed=config.seed,
         windows=windows.count("train"),
@@ -283,15 +274,10 @@ def model_of(config: Config, inputs: InputCounts = NO_INPUTS) -> NodeModel | Plu
     return node_model(config.model, config.data.history, config.data.horizon, inputs)
 
 
-def _share(
-    training: TrainingConfig, method: Method, graph: Graph, all_nodes: tuple[Tensor, Clients] | None
-) -> Share:
-    if method.sharing != "neighbours":
-        return average if method.sharing == "average" else keep
-    if training.fmtl_norm == "plain" and all_nodes is not None:
-        rows, clients = all_nodes
-        return each_neighbour(graph, training.fmtl_lambda, rows, clients)
-    return neighbours(graph, training.fmtl_lambda)
+def _share(training: TrainingConfig, method: Method, graph: Graph) -> Share:
+    if method.sharing == "neighbours":
+        return neighbours(graph, training.fmtl_lambda)
+    return average if method.sharing == "average" else keep
 
 
 def _learner(config: Config, method: Method, compute: Compute) -> GraphLearner | None:

@@ -59,6 +59,9 @@ def check_federated(config: Config) -> None:
     for key, problem in of_sites.items():
         if key in config.given:
             raise ConfigError(key, problem)
+    if config.training.fmtl_norm == "plain":
+        problem = "plain is only possible in the simulator: use cnfgnn train"
+        raise ConfigError("training.fmtl_norm", problem, ["squared"])
     if config.training.seen < 1:
         problem = "training on a part of the sensors is only possible in the simulator: use cnfgnn train"
         raise ConfigError("training.seen", problem)

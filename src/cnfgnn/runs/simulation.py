@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cnfgnn.algorithm.aggregation import each_neighbour
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.experiment import Experiment, federate, pool
 from cnfgnn.algorithm.methods import check_method
 from cnfgnn.algorithm.owner import Owner
+from cnfgnn.algorithm.server import Server
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore, Store
 from cnfgnn.config.presets import BLUR, PRIVATE
 from cnfgnn.config.settings import Config
@@ -77,9 +79,15 @@ def simulate(
     if not method.federated:
         parties = (transport, owners, graph, windows, config, data.name, store("server"))
         return pool(*parties, scaler, inputs, kept_scaler)
-    all_nodes = (owners[0][0], owners[0][1].nodes) if len(owners) == 1 else None
-    network = (transport, graph, windows, config, seen, data.name, store("server"), tick, scaler, all_nodes)
-    return replace(federate(*network, inputs=inputs, kept_scaler=kept_scaler), owners=owners)
+    network = (transport, graph, windows, config, seen, data.name, store("server"), tick, scaler)
+    experiment = federate(*network, inputs=inputs, kept_scaler=kept_scaler)
+    if method.sharing == "neighbours" and config.training.fmtl_norm == "plain":
+        if len(owners) > 1:
+            raise ConfigError("training.fmtl_norm", "plain needs all nodes in one group", ["squared"])
+        assert isinstance(experiment.strategy, Server)
+        [(order, owner)] = owners
+        experiment.strategy.share = each_neighbour(graph, config.training.fmtl_lambda, order, owner.nodes)
+    return replace(experiment, owners=owners)
 
 
 def _owners(
