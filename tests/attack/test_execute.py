@@ -12,11 +12,11 @@ import torch
 from cnfgnn.attack.estimates import Estimate
 from cnfgnn.attack.execute import ATTACKS, Attacker, Effort, attack_run, judge, true_readings
 from cnfgnn.attack.from_levels import training_readings
-from cnfgnn.attack.learned import Colluder
 from cnfgnn.attack.node_forecasts import NodeForecasts
 from cnfgnn.attack.observe import observe
 from cnfgnn.attack.recording import RECORDING_FILE, Recording
 from cnfgnn.attack.replica import Replica
+from cnfgnn.attack.smoothing import Colluder
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.privacy.copies import SimulatedCopies
@@ -161,7 +161,7 @@ def test_guesses_are_those_of_somebody_who_knows_the_mean(
 ) -> None:
     run = Run.open(attacked_runs["at-fedavg"])
     report = attack_run(
-        run, attacked_city, attacks=["colluding"], windows=30, colluding="c0000", effort=Effort(steps=1)
+        run, attacked_city, attacks=["series"], windows=30, colluding="c0000", effort=Effort(iterations=1)
     )
     assert report.colluding == "c0000"
     assert report.sensors == ["c0001", "c0002", "c0003"]
@@ -228,7 +228,7 @@ def test_what_cannot_be_attacked_is_said_in_a_sentence(
     run = Run.open(attacked_runs["at-fedavg"])
     with pytest.raises(ConfigError, match=r"there is no sensor 'nobody'.*c0000, c0001, c0002, c0003"):
         attack_run(run, attacked_city, colluding="nobody")
-    with pytest.raises(ConfigError, match=r"there is no attack 'magic'.*synthetic, colluding"):
+    with pytest.raises(ConfigError, match=r"there is no attack 'magic'.*levels, series"):
         attack_run(run, attacked_city, attacks=["magic"])
     begun = Run.create(tmp_path / "begun", to_attack("at-fedavg"), attacked_city)
     with pytest.raises(RunError, match="has no finished round yet"):

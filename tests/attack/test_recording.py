@@ -70,7 +70,8 @@ def test_the_server_can_repeat_what_it_received(
     run = Run.open(attacked_runs["at-fedavg"])
     recording = observe(run, attacked_city, windows=15, training=False).recording
     received = Received.of(recording, "test", torch.arange(4), torch.device("cpu"))
-    readings = torch.from_numpy(attacked_city.readings.values.T.copy()).double()[:, received.inputs]
+    inputs = received.starts[:, None] + torch.arange(12)
+    readings = torch.from_numpy(attacked_city.readings.values.T.copy()).double()[:, inputs]
     batch = received.replica.batch(received.starts, received.replica.scaled(readings))
     h_c = received.replica.encode(received.theta, batch)
     known = ~readings.isnan().any(dim=-1)

@@ -14,10 +14,10 @@ import torch
 from cnfgnn.attack.alignment import as_in_run
 from cnfgnn.attack.execute import Attacker, Effort, attack_run, judge, true_readings
 from cnfgnn.attack.judging import AttackReport
-from cnfgnn.attack.learned import Colluder
 from cnfgnn.attack.observe import observe
 from cnfgnn.attack.recording import RECORDING_FILE, Recording
 from cnfgnn.attack.replica import public_facts
+from cnfgnn.attack.smoothing import Colluder
 from cnfgnn.cli.attack import attack
 from cnfgnn.cli.federation_tasks import _print_recording
 from cnfgnn.data.dataset import Dataset

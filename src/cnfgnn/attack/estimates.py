@@ -20,8 +20,6 @@ class Estimate:
     starts    (w,)     the first row of each window
     history            readings in a window
     readings  (n T)    float64, NaN at rows of no window
-    windows   (n w t)  the estimates of each window, if the attack makes one window after the other; None if
-                       they are those of `readings`
     """
 
     name: str
@@ -30,7 +28,6 @@ class Estimate:
     starts: Tensor
     history: int
     readings: Tensor
-    windows: Tensor | None = None
 
     @property
     def inputs(self) -> Tensor:
@@ -39,18 +36,8 @@ class Estimate:
 
     def by_window(self) -> Tensor:
         """(n w t)."""
-        return self.readings[:, self.inputs] if self.windows is None else self.windows
+        return self.readings[:, self.inputs]
 
     def with_readings(self, name: str, readings: Tensor) -> Estimate:
         """Another estimate of the same readings."""
-        return replace(self, name=name, readings=readings, windows=None)
-
-
-def from_windows(windows: Tensor, starts: Tensor, rows: int) -> Tensor:
-    """(n w t) -> (n T): at each row the estimate of the window in which the reading is the newest, or newest
-    of all windows there are; NaN at rows of no window."""
-    n, _, history = windows.shape
-    readings = windows.new_full((n, rows), torch.nan)
-    for step in range(history):  # newer readings of a window replace older ones
-        readings[:, starts + step] = windows[:, :, step]
-    return readings
+        return replace(self, name=name, readings=readings)

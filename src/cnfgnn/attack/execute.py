@@ -16,11 +16,10 @@ from cnfgnn.attack.estimates import Estimate
 from cnfgnn.attack.from_levels import from_levels
 from cnfgnn.attack.gradients import with_gradients
 from cnfgnn.attack.judging import AttackReport, Line, guesses, judged, sensor_means
-from cnfgnn.attack.learned import Colluder, from_colluder, from_synthetic
 from cnfgnn.attack.observe import observe
 from cnfgnn.attack.recording import Recording
 from cnfgnn.attack.replica import public_facts
-from cnfgnn.attack.smoothing import bridged, smoothed_by_noise, smoothed_like
+from cnfgnn.attack.smoothing import Colluder, bridged, smoothed_by_noise, smoothed_like
 from cnfgnn.attack.whole_series import whole_series
 from cnfgnn.config.settings import ComputeConfig
 from cnfgnn.data.dataset import Dataset
@@ -29,16 +28,13 @@ from cnfgnn.data.windows import Split
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.runs.folder import Run
 
-Attack = Literal["synthetic", "colluding", "levels", "series", "gradients", "smoother"]
+Attack = Literal["levels", "series", "gradients", "smoother"]
 ATTACKS: tuple[Attack, ...] = get_args(Attack)
 MOST_LISTED = 12  # sensors in a message
-NEED_COLLUDER = ("colluding", "smoother")
-NEED_WEIGHTS = ("synthetic", "colluding", "series", "gradients")
+NEED_WEIGHTS = ("series", "gradients")
 Watch = Callable[[str, float], None]  # the attack, and the share of it that is done
 
 LABELS = {
-    "synthetic": "network, made-up readings",
-    "colluding": "network, colluding sensor",
     "levels": "levels alone, no weights",
     "series": "whole series at once",
     "series-training": "series of training minibatches",
@@ -81,25 +77,14 @@ class Attacker:
     def estimates(self, attacks: Iterable[str] = ATTACKS) -> dict[str, Estimate]:
         """The estimate of each attack, by the keys of `LABELS`. True readings have no way into this."""
         wanted, found = set(attacks), {}
-        rows, colluder, guess = self.with_colluder(), self.colluder, None
+        rows, iterations = self.with_colluder(), self.effort.iterations
         common = (self.recording, self.split)
-        if "synthetic" in wanted:
-            tick = self._tick("synthetic")
-            learned = from_synthetic(*common, rows, self.device, self.seed, self.effort.steps, tick)
-            found["synthetic"], guess = self.attacked(learned), learned.readings
-        if "colluding" in wanted:
-            assert colluder is not None
-            tick = self._tick("colluding")
-            found["colluding"] = from_colluder(
-                *common, self.rows, colluder, self.device, self.seed, self.effort.steps, tick
-            )
-        iterations = self.effort.iterations
         if "levels" in wanted or ("smoother" in wanted and not self.knows_weights):
             best = from_levels(*common, rows, self.device, iterations, self._tick("levels"))
             if "levels" in wanted:
                 found["levels"] = self.attacked(best)
         if "series" in wanted or ("smoother" in wanted and self.knows_weights):
-            best = whole_series(*common, rows, self.device, guess, iterations, self._tick("series"))
+            best = whole_series(*common, rows, self.device, iterations, self._tick("series"))
             if "series" in wanted:
                 found["series"] = self.attacked(best)
         if "smoother" in wanted:
@@ -151,9 +136,7 @@ class Attacker:
 
     def attacked(self, estimate: Estimate) -> Estimate:
         """Without the colluding sensor, of which nothing has to be estimated."""
-        n = len(self.rows)
-        windows = None if estimate.windows is None else estimate.windows[:n]
-        return replace(estimate, rows=self.rows, readings=estimate.readings[:n], windows=windows)
+        return replace(estimate, rows=self.rows, readings=estimate.readings[: len(self.rows)])
 
     def _tick(self, attack: str) -> Callable[[float], None]:
         return lambda share: self.watch(attack, share)
@@ -184,7 +167,7 @@ def attack_run(
         sensors: How many sensors to attack; 0 for all.
         windows: How many windows to attack; 0 for all, and for a week of training windows.
         colluding: The sensor that helps the attacker; by default the one with the most readings.
-        seed: Of the networks that are trained, and of made-up readings.
+        seed: Of the network that smooths.
         device: Where to compute: auto, cpu, cuda, cuda:1 and so on.
         effort: How long to search.
         watch: Called with the name of an attack and the share of it that is done.
@@ -253,7 +236,7 @@ def _given_the_copy(
     beyond = torch.ones(copy.shape[1], dtype=torch.bool)
     beyond[like.inputs.flatten()] = False
     readings = torch.nan_to_num(copy[rows]).masked_fill(beyond, torch.nan)  # smoothers bridge the gaps
-    given = replace(like, rows=rows, readings=readings, windows=None)
+    given = replace(like, rows=rows, readings=readings)
     lines = [judged(attacker.attacked(given), COPY, truth, "copy")]
     for key, smooth in (attacker.smoothed(given) if smoothed else {}).items():
         lines.append(judged(smooth, COPY_LABELS[key], truth, "copy"))
@@ -273,7 +256,7 @@ def _checked(attacks: Sequence[str] | None, colluding: str | None, ids: Sequence
 
 def _impossible(attack: str, recording: Recording, split: Split, colluder: Colluder | None) -> str:
     """Why an attack cannot be carried out; empty if it can."""
-    if attack in NEED_COLLUDER and colluder is None:
+    if attack == "smoother" and colluder is None:
         return "needs a second sensor, which colludes"
     if attack == "levels" and not recording.set_up.settings.model.levels:
         return "needs levels, and the nodes of this run send none (model.levels)"

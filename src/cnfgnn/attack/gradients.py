@@ -51,7 +51,7 @@ def with_gradients(
     solved = torch.full((len(rows),), torch.inf if crossed.drifts else WRONG, device=device)
     alone = search(
         lambda nodes: crossed.among(nodes).from_states(),
-        [crossed.start(levels)],
+        crossed.start(levels),
         solved,
         iterations,
         lambda share: tick(share / 2),

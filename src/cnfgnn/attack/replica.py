@@ -124,11 +124,6 @@ class Received:
         h_c = states.h_c[rows].to(device, DTYPE)
         return cls(replica, h_c, replica.starts(split, states.places), replica.theta(states.theta))
 
-    @property
-    def inputs(self) -> Tensor:
-        """(w t): the rows of each window's readings."""
-        return self.starts[:, None] + torch.arange(self.replica.history, device=self.starts.device)
-
     def among(self, nodes: Tensor) -> Received:
         """The same of some of the nodes."""
         replica = Replica(self.replica.recording, self.replica.rows[nodes.cpu()], self.replica.device)

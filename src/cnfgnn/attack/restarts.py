@@ -19,12 +19,13 @@ WORTHWHILE = 0.9  # unless no node keeps less than this share of its cost
 
 def search(
     target_of: Callable[[Tensor], Target],
-    starts: list[Tensor],
+    start: Tensor,
     solved: Tensor,
     iterations: int,
     tick: Callable[[float], None] = lambda share: None,
 ) -> Found:
-    """Search from the first start (n T k); then search again, from all starts, where windows are unsolved.
+    """Search from a start (n T k); then search again where windows are unsolved: from there, and from what
+    other nodes have there.
 
     target_of  the equations of some of the nodes
     solved     (n,): the largest mean squared residual of a window that is solved
@@ -37,13 +38,13 @@ def search(
         done += 1
         tick(min(1.0, done / planned))
 
-    best = invert(target, starts[0], iterations, step)
+    best = invert(target, start, iterations, step)
     for _ in range(REPAIRS):
         unsolved = window_costs(target, best.series) > solved[:, None]  # (n w)
         nodes = unsolved.any(dim=1).nonzero().flatten()
         if not len(nodes):
             break
-        others = [start[nodes] for start in _other_starts(target, best.series, starts, unsolved)]
+        others = [other[nodes] for other in _other_starts(target, best.series, start, unsolved)]
         before = best.among(nodes)
         better = _searched_again(target_of(nodes), before, others, iterations, step)
         best = Found(
@@ -55,7 +56,7 @@ def search(
     return best
 
 
-def _other_starts(target: Target, found: Tensor, starts: list[Tensor], unsolved: Tensor) -> list[Tensor]:
+def _other_starts(target: Target, found: Tensor, start: Tensor, unsolved: Tensor) -> list[Tensor]:
     """Series to begin with where windows are unsolved; elsewhere they are what was found."""
     wrong = found.new_zeros(found.shape[:2])
     rows = target.starts[:, None] + torch.arange(target.span, device=found.device)
@@ -64,7 +65,7 @@ def _other_starts(target: Target, found: Tensor, starts: list[Tensor], unsolved:
     right = ~wrong
     count = right.sum(dim=0).clamp(min=1)
     neighbours = torch.where(right, found, 0).sum(dim=0) / count  # of the nodes that are solved there
-    return [torch.where(wrong, other, found) for other in (*starts, neighbours.expand_as(found))]
+    return [torch.where(wrong, other, found) for other in (start, neighbours.expand_as(found))]
 
 
 def _searched_again(

@@ -2,7 +2,7 @@
 
 No data are needed, and no other sensor. Unknown are the readings and, if the model uses one, the weekly
 profile. Nodes whose search ends in a wrong place are noticed by what is left over (the residual), which the
-attacker sees; they are searched again from other starts.
+attacker sees; they are searched again from where other nodes were found.
 """
 
 from __future__ import annotations
@@ -28,23 +28,16 @@ def whole_series(
     split: Split,
     rows: Tensor,
     device: torch.device,
-    guess: Tensor | None = None,
     iterations: int = ITERATIONS,
     tick: Callable[[float], None] = lambda share: None,
 ) -> Estimate:
-    """The readings whose hidden states are those that were received.
-
-    guess  (n T) in the readings' unit, NaN where unknown: another place to begin, besides the mean
-    """
+    """The readings whose hidden states are those that were received."""
     received = Received.of(recording, split, rows, device)
     target, offset = series_target(received)
     length = int(target.starts.max()) + target.span
-    starts = [torch.zeros(len(rows), length, target.series, device=device)]
-    if guess is not None:
-        begin = received.replica.scaled(guess[:, offset : offset + length])
-        starts.append(_both_series(torch.nan_to_num(begin), target.series, length))
+    start = torch.zeros(len(rows), length, target.series, device=device)  # the mean
     solved = torch.full((len(rows),), WRONG, device=device)
-    found = search(lambda nodes: series_target(received.among(nodes))[0], starts, solved, iterations, tick)
+    found = search(lambda nodes: series_target(received.among(nodes))[0], start, solved, iterations, tick)
     total = len(received.replica.clock)
     readings = torch.full((len(rows), total), torch.nan, dtype=torch.float64)
     history = received.replica.history
@@ -75,10 +68,3 @@ def series_target(received: Received) -> tuple[Target, int]:
 
     prior = scale.new_full((len(scale),), SPREAD**-2)
     return Target(received.h_c / scale, received.starts - offset, encode, rows, kinds, prior), offset
-
-
-def _both_series(readings: Tensor, series: int, length: int) -> Tensor:
-    """(n T k): begin with a profile that is what the sensor reads anyway; pad to the length of the series."""
-    padded = torch.zeros(len(readings), length, device=readings.device)
-    padded[:, : readings.shape[1]] = readings
-    return padded[..., None].repeat(1, 1, series)

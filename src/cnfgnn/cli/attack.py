@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from cnfgnn.attack.judging import AttackReport, Closeness
 
 ATTACKS_HELP = (
-    "Which attacks, separated by commas: synthetic (a network trained on made-up readings), colluding (the"
-    " same on the readings of one sensor), levels (inversion of levels alone), series (inversion of the whole"
+    "Which attacks, separated by commas: levels (inversion of levels alone), series (inversion of the whole"
     " series), gradients (also with gradients and each node's weights) and smoother (against blur). Without"
     " it, all that suit the run."
 )
@@ -48,7 +47,7 @@ def attack(
         str | None,
         typer.Option(help="The sensor that helps the server; without it, the one with the most readings."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the attacker's networks.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the network that smooths.")] = 0,
     device: Annotated[str, typer.Option(help="Device to compute on: auto, cpu, cuda, cuda:1 ...")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
