@@ -2,128 +2,29 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cnfgnn.version import __version__
+from cnfgnn.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from cnfgnn.api import (
-        METHODS,
-        Bytes,
-        CityConfig,
-        CnfgnnError,
-        ComputeConfig,
-        Config,
-        ConfigError,
-        DataConfig,
-        DataError,
-        Dataset,
-        Dates,
-        Decimal,
-        DivergedError,
-        Errors,
-        Experiment,
-        Graph,
-        GraphConfig,
-        IntervalErrors,
-        IntervalScores,
-        Like,
-        Loss,
-        MachineError,
-        Method,
-        Missing,
-        ModelConfig,
-        NodeError,
-        NoSiteAnswered,
-        Phase,
-        Precision,
-        PrivacyConfig,
-        Progress,
-        Readings,
-        Result,
-        Round,
-        Run,
-        RunError,
-        Scores,
-        Split,
-        StorageError,
-        TrainingConfig,
-        Unwatched,
-        Watcher,
-        Wire,
-        city,
-        evaluate,
-        fit,
-        forecast,
-        load,
-        preset,
-        resume,
-    )
+    from cnfgnn.api import *  # noqa: F403
 
 
 def __getattr__(name: str) -> object:
     """Import the Python API on first use, so that `import cnfgnn` and the command line's help stay fast."""
-    if name not in __all__:
+    if name == "__all__":
+        return __dir__()
+    if name.startswith("_") or find_spec(f"{__name__}.{name}") is not None:  # a module is not part of the API
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from cnfgnn import api
 
+    if name not in api.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(api, name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    from cnfgnn import api
 
-
-__all__ = [
-    "METHODS",
-    "Bytes",
-    "CityConfig",
-    "CnfgnnError",
-    "ComputeConfig",
-    "Config",
-    "ConfigError",
-    "DataConfig",
-    "DataError",
-    "Dataset",
-    "Dates",
-    "Decimal",
-    "DivergedError",
-    "Errors",
-    "Experiment",
-    "Graph",
-    "GraphConfig",
-    "IntervalErrors",
-    "IntervalScores",
-    "Like",
-    "Loss",
-    "MachineError",
-    "Method",
-    "Missing",
-    "ModelConfig",
-    "NoSiteAnswered",
-    "NodeError",
-    "Phase",
-    "Precision",
-    "PrivacyConfig",
-    "Progress",
-    "Readings",
-    "Result",
-    "Round",
-    "Run",
-    "RunError",
-    "Scores",
-    "Split",
-    "StorageError",
-    "TrainingConfig",
-    "Unwatched",
-    "Watcher",
-    "Wire",
-    "__version__",
-    "city",
-    "evaluate",
-    "fit",
-    "forecast",
-    "load",
-    "preset",
-    "resume",
-]
+    return [*api.__all__, "__version__"]

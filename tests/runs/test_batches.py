@@ -79,7 +79,7 @@ def test_a_default_minibatch_learns_as_the_largest_that_fits_would(method: str) 
 
 def folder_of(data: Dataset, folder: Path) -> Path:
     folder.mkdir()
-    write_folder(data, folder, parquet=False)
+    write_folder(data, folder)
     return folder
 
 

@@ -139,9 +139,6 @@ def synthesize(
     sensors: Annotated[int, typer.Option(help="Number of sensors.")] = 24,
     days: Annotated[float, typer.Option(help="Number of days of readings.")] = 14.0,
     seed: Annotated[int, typer.Option(help="Random seed; another seed gives another city.")] = 0,
-    parquet: Annotated[
-        bool, typer.Option("--parquet", help="Write readings.parquet instead of readings.csv.")
-    ] = False,
     inputs: Annotated[
         bool, typer.Option("--inputs", help="With rain at times: add the flow and a forecast of rain.")
     ] = False,
@@ -155,7 +152,7 @@ def synthesize(
     data = city(sensors, days, seed=seed, inputs=inputs)
     make_folder(out)
     try:
-        write_folder(data, out, parquet)
+        write_folder(data, out)
     except BaseException:  # a part of a city would be in the way of the next attempt
         shutil.rmtree(out, ignore_errors=True)
         raise

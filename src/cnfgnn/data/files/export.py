@@ -13,21 +13,20 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.files import make_folder, write_whole
 
 
-def write_folder(data: Dataset, out: Path, parquet: bool = False) -> None:
+def write_folder(data: Dataset, out: Path) -> None:
     """Write readings, further inputs, positions and graph into a folder."""
     write_network(data, out)
-    _write_readings(data.readings, out / "readings", parquet)
+    _write_readings(data.readings, out / "readings.csv")
     for one in data.readings.others:
         folder = make_folder(out / (COVARIATES if one.known_ahead else VARIABLES))
-        _write_readings(one.readings, folder / one.name, parquet)
+        _write_readings(one.readings, folder / f"{one.name}.csv")
 
 
-def _write_readings(readings: Readings, path: Path, parquet: bool) -> None:
-    """Write a wide table; `path` has no suffix yet."""
+def _write_readings(readings: Readings, path: Path) -> None:
+    """Write a wide table."""
     times = pd.DatetimeIndex(readings.times, name="time", tz="UTC" if readings.utc else None)
     frame = pd.DataFrame(readings.values, index=times, columns=readings.ids)
-    content = frame.to_parquet() if parquet else frame.to_csv().encode()
-    write_whole(path.with_name(path.name + (".parquet" if parquet else ".csv")), content)
+    write_whole(path, frame.to_csv().encode())
 
 
 def write_network(data: Dataset, out: Path) -> None:
