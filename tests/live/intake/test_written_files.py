@@ -33,7 +33,7 @@ from cnfgnn.files import write_whole
 from cnfgnn.live.forecasting.predictor import Predictor
 from cnfgnn.live.forecasting.schedule import Schedule
 from cnfgnn.live.forecasting.service import LiveService
-from cnfgnn.live.intake import folder_source
+from cnfgnn.live.intake import folder_source, known_lines
 from cnfgnn.live.intake.at_hand import with_stored
 from cnfgnn.live.intake.clock import FeedClock, Zone
 from cnfgnn.live.intake.folder_source import FolderSource
@@ -473,7 +473,7 @@ def test_a_parquet_file_beside_it_undoes_no_correction_that_came_otherwise(folde
 
 
 def test_the_first_line_may_be_very_long(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_source, "COMPARED_FIRST", 4)
+    monkeypatch.setattr(known_lines, "COMPARED_FIRST", 4)
     folder.follow(folder.append(row(30)), folder.append(row(31)))
     assert folder.values(31) == [31, 131]
 
@@ -488,8 +488,8 @@ def test_new_columns_and_other_orders_of_rows_are_understood(folder: Folder) -> 
 def test_a_file_that_has_not_changed_is_not_opened_and_one_that_grows_is_not_read_whole(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_source, "COMPARED", 64)
-    monkeypatch.setattr(folder_source, "COMPARED_FIRST", 64)
+    monkeypatch.setattr(known_lines, "COMPARED", 64)
+    monkeypatch.setattr(known_lines, "COMPARED_FIRST", 64)
     read: list[int] = []
     opens = Path.open
 
@@ -532,8 +532,8 @@ def test_a_change_far_up_is_seen_if_it_has_another_length_or_nothing_was_added(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where docs/live.md says that a correction is not seen, it is not; at the next start it is."""
-    monkeypatch.setattr(folder_source, "COMPARED", 64)
-    monkeypatch.setattr(folder_source, "COMPARED_FIRST", 64)
+    monkeypatch.setattr(known_lines, "COMPARED", 64)
+    monkeypatch.setattr(known_lines, "COMPARED_FIRST", 64)
     far = HEADER + rows(0, 20) + row(20, 99) + rows(21, 31)
     folder.follow(folder.write_over(far))
     assert folder.values(20) == [20, 120]
@@ -555,8 +555,8 @@ def test_a_file_that_rolled_while_the_service_was_away_undoes_no_correction_that
 
 
 def test_lines_have_the_same_hash_in_every_process() -> None:
-    assert folder_source.hashes_of([b"time,a,b", b"", b"\xff"]).tolist() == HASHES
-    assert len(folder_source.hashes_of([])) == 0
+    assert known_lines.hashes_of([b"time,a,b", b"", b"\xff"]).tolist() == HASHES
+    assert len(known_lines.hashes_of([])) == 0
 
 
 # ---- lines of the future ----------------------------------------------------------------------------------

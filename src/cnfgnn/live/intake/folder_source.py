@@ -2,13 +2,11 @@
 
 Files of further variables grow like it. A file of a covariate is read again as a whole when it changes.
 
-A line counts when it has ended. If a file was only appended to, the lines after the mark are new. If it was
-replaced, or changed anywhere else, those are new that it did not have when it was last looked at, also
-before a restart; so rows may roll out of a file, and be corrected in its middle. A line that cannot be read
-is refused, and the others count; if its time has not come yet, it is read when it has. What new lines do
-not tell by themselves, the lines before them do: which of two hours is meant when clocks are set back, or
-whether days come before months. So a reading has the time that it has in the whole file. Lines of a file
-that cannot be understood at all are read again when it changes.
+A line counts when it has ended; `known_lines.py` says which ones are new. A line that cannot be read is
+refused, and the others count; if its time has not come yet, it is read when it has. What new lines do not
+tell by themselves, the lines before them do: which of two hours is meant when clocks are set back, or whether
+days come before months. So a reading has the time that it has in the whole file. Lines of a file that cannot
+be understood at all are read again when it changes.
 """
 
 from __future__ import annotations
@@ -21,15 +19,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from stat import S_ISREG
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import pandas as pd
 
 from cnfgnn.config.settings import Dates
 from cnfgnn.data.files.formats import read_lines, read_variables
@@ -43,27 +38,31 @@ from cnfgnn.data.readings import Readings, last_of_each
 from cnfgnn.data.refusals import FutureTime, LeftOutSensor, Refusal, Refusals
 from cnfgnn.errors import DataError
 from cnfgnn.live.intake.intake import MOST_REFUSED, Intake, UnknownSensor
+from cnfgnn.live.intake.known_lines import (
+    FUTURE,
+    NO_LINES,
+    UNREAD,
+    Hashes,
+    New,
+    Stamp,
+    beginning,
+    compared,
+    hashes_of,
+    stamp_of,
+)
 from cnfgnn.live.intake.observations import by_variable, in_zone
 from cnfgnn.live.intake.recent import Arrived, RecentReadings
 from cnfgnn.live.intake.store import FileRead, FileState
 
 SUFFIXES = (".csv", ".parquet", ".h5")
 BEGINNING = "readings"  # of the names of files that appear beside the first one
-COMPARED = 4 << 20  # bytes before the mark that must be the same if a file was only appended to
-COMPARED_FIRST = 64 << 10  # bytes at the beginning of which the same holds
-CONTEXT = 20  # lines at the beginning that tell the format of new ones; in doubt, all lines do
 SLOW = 1.0  # seconds; a look that takes longer is followed by a rest, ...
 REST = 4.0  # ... so many times as long
-UNREAD = FileState(0, 0, 0, 0, "")
 
 Found = tuple[str, Readings]
 """Readings, and the name of their variable; what is forecast has none."""
 
 Doubt = Literal["lines", "hour", "dates", "zone", "sensors"]
-
-Hashes = npt.NDArray[np.int64]
-NO_LINES: Hashes = np.empty(0, dtype=np.int64)
-FUTURE = 1  # the bit that marks the hash of a line whose time has not come yet: it is read again
 
 
 @dataclass(frozen=True)
@@ -113,32 +112,6 @@ class Look(NamedTuple):
     understood: bool = True
 
 
-class New(NamedTuple):
-    """Lines of a file of which some are new.
-
-    number  of the first of them
-    first   the beginning of the file
-    opened  the file
-    """
-
-    lines: list[bytes]
-    is_new: npt.NDArray[np.bool_]
-    number: int
-    first: bytes
-    opened: BinaryIO
-
-    def with_context(self) -> Lines | None:
-        """The new lines, and the first ones of the file, which tell their format; None if nothing is new."""
-        rows = np.flatnonzero(self.is_new).tolist()
-        if not any(self.lines[row].strip() for row in rows):
-            return None
-        new = {self.number + row: self.lines[row] for row in rows if self.number + row > 1}
-        header, *context = self.first.split(b"\n")[: CONTEXT + 1]
-        lines = dict(enumerate(context[: self.first.count(b"\n") - 1], 2)) | new
-        numbers = sorted(lines)
-        return Lines(header, [lines[number] for number in numbers], numbers, new.keys())
-
-
 class FolderSource:
     """Looks at the files of a folder every `seconds`.
 
@@ -172,7 +145,7 @@ class FolderSource:
         self._rests: dict[str, float] = {}  # until when nobody looks at a file that takes long
         self._notes: dict[Path, set[tuple[Path, bytes]]] = {}  # what looks have said of files as a whole
         # Files whose known lines are read once more, and how a file was when that failed.
-        self._anew: dict[str, tuple[int, int, int] | None] = {}
+        self._anew: dict[str, Stamp | None] = {}
         self._kept = False  # whether the readings that were in the files at the start are stored
 
     def read_anew(self, refused: Sequence[Refusal]) -> None:
@@ -260,7 +233,7 @@ class FolderSource:
     async def _follow(self, covariate: InputFile) -> None:
         """Read a covariate again if its file has changed; if it cannot be read, the old values stay."""
         try:
-            stamp = _stamp(covariate.file.stat())
+            stamp = stamp_of(covariate.file.stat())
         except FileNotFoundError:
             return
         if stamp == self.states.get(covariate.key, UNREAD)[:3]:
@@ -309,41 +282,26 @@ class FolderSource:
         before, known, about = self.states.get(key, UNREAD), self._known.get(key, NO_LINES), file.stat()
         if not S_ISREG(about.st_mode):  # opening a pipe would block
             raise DataError(file, "is not a file that can be followed")
-        is_due, anew = self._is_due(key), self._anew.get(key, _stamp(about)) != _stamp(about)
-        if _stamp(about) == before[:3] and not is_due and not anew:
+        is_due, anew = self._is_due(key), self._anew.get(key, stamp_of(about)) != stamp_of(about)
+        if stamp_of(about) == before[:3] and not is_due and not anew:
             return None
         with file.open("rb") as opened:
-            stamp = _stamp(os.fstat(opened.fileno()))
-            first = _beginning(opened)
+            stamp = stamp_of(os.fstat(opened.fileno()))
+            first = beginning(opened)
             if file.suffix != ".csv" or is_utf_16(first) or (b"\r" in first and b"\n" not in first):
                 return self._whole(file, key, stamp, variable)
-            opened.seek(max(0, before.read - COMPARED))
-            last = opened.read(min(before.read, COMPARED))
-            is_as_read = before.read > 0 and before.digest == _digest(first, last, before.read)
-            if is_due or anew or stamp[0] != before.inode or stamp[1] == before.size:
-                is_as_read = False  # it was replaced; or something in it was changed, if it is as long
-            skipped, begun, last = (len(known), before.read, last) if is_as_read else (0, 0, b"")
-            opened.seek(begun)
-            added = opened.read()
-            added = added[: added.rfind(b"\n") + 1]
-            read, lines = begun + len(added), added.split(b"\n")[:-1]
-            digest = _digest(first, (last + added)[-COMPARED:], read)
-            hashes = hashes_of(lines)
-            is_new, stays = (np.ones(len(some), dtype=np.bool_) for some in (lines, known))
-            if not is_as_read:
-                stays = pd.Index(known & ~FUTURE).isin(hashes)
-                if known[:1].tolist() == hashes[:1].tolist():  # the same columns
-                    is_new = ~pd.Index(hashes).isin(known)
-                if not stays[1:].any():
-                    self._forget(file)
+            now = compared(opened, stamp, first, before, known, whole=is_due or anew)
+            is_new, hashes = now.is_new, now.hashes
+            if not now.appended and not now.stays[1:].any():
+                self._forget(file)
             if anew:
                 anew = not is_new[1:].all()
                 # The rest of a file that is being written comes later; a rolling file loses its first lines.
-                self._anew[key] = None if anew and stays[-1] else stamp
-            these = New(lines, ~is_new if anew else is_new, skipped + 1, first, opened)
+                self._anew[key] = None if anew and now.stays[-1] else stamp
+            these = New(now.lines, ~is_new if anew else is_new, now.skipped + 1, first, opened)
             found, refused, understood = self._read(file, these, variable)
-        new, loses = hashes[these.is_new], not stays.all()
-        present = np.concatenate([known[:skipped], hashes])
+        new, loses = hashes[these.is_new], not now.stays.all()
+        present = np.concatenate([known[: now.skipped], hashes])
         if not understood:
             if anew:
                 self._anew[key] = stamp
@@ -355,8 +313,8 @@ class FolderSource:
             return Look(FileState(*stamp, 0, ""), known, len(known), new, found, refused, present, loses)
         future = hashes_of([one.line for one in refused if isinstance(one.error, FutureTime)])
         hashes[np.isin(hashes, future)] |= FUTURE
-        known = np.concatenate([known[:skipped], hashes])
-        return Look(FileState(*stamp, read, digest), known, skipped, new, found, refused, known, loses)
+        known = np.concatenate([known[: now.skipped], hashes])
+        return Look(now.state, known, now.skipped, new, found, refused, known, loses)
 
     def _forget(self, file: Path) -> None:
         """Another file is in its place."""
@@ -370,7 +328,7 @@ class FolderSource:
         seconds, utc = self._due[key]
         return self._latest(0, utc) >= seconds
 
-    def _whole(self, file: Path, key: str, stamp: tuple[int, int, int], variable: str) -> Look:
+    def _whole(self, file: Path, key: str, stamp: Stamp, variable: str) -> Look:
         """All of a file whose lines cannot be told apart."""
         refusals, found = self._refusals(), list[Found]()
         with _noting(refusals):  # it may be in the middle of being written: look again when it changes
@@ -462,29 +420,6 @@ def _noting(refusals: Refusals) -> Iterator[None]:
         pass
     except DataError as error:
         refusals.note(error)
-
-
-def _stamp(found: os.stat_result) -> tuple[int, int, int]:
-    """What changes whenever a file does."""
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _beginning(opened: BinaryIO) -> bytes:
-    """The first bytes of a file, and at least its first line."""
-    opened.seek(0)
-    first = opened.read(COMPARED_FIRST)
-    return first if b"\n" in first else first + opened.readline()
-
-
-def _digest(first: bytes, last: bytes, read: int) -> str:
-    """Identifies the beginning of a file, and the end of what was read of it."""
-    return blake2b(first[:read] + last, digest_size=16).hexdigest()
-
-
-def hashes_of(lines: Sequence[bytes]) -> Hashes:
-    """Hashes of lines that are the same in every process; the bit `FUTURE` is not set."""
-    found = pd.util.hash_array(np.array(lines, dtype=object), categorize=False)
-    return found.view(np.int64) & ~FUTURE
 
 
 def differing(
