@@ -107,7 +107,7 @@ class LiveTransport(RemoteTransport):
         if not under_way.replies.done():
             return None
         del self._preparing[site.name]
-        # It may have missed a census since: then it is prepared once more.
+        # A site that missed the census may be behind by now, too: then all are asked for one, once more.
         return under_way.replies.result() if under_way.verbs == verbs else None
 
     def _prepare(self, site: Site, calls: Sequence[Call]) -> Replies | None:
