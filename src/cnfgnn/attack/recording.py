@@ -143,7 +143,7 @@ class Recording:
         return len(self.moments)
 
     def save(self, path: Path) -> None:
-        """Write the recording as one file."""
+        """Write the recording as one file, without public facts: a server is not told all of them."""
         numbers, arrays = _flat(self)
         plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in arrays.items()}
         write_whole(path, save(plain, {HEADER: json.dumps(numbers, allow_nan=False)}))
@@ -420,11 +420,6 @@ def _flat(recording: Recording) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for k, interval in enumerate(recording.intervals):
         arrays |= _named(f"interval.{k}.before.", interval.before)
         arrays |= _named(f"interval.{k}.after.", interval.after)
-    if (public := recording.public) is not None:
-        numbers["ids"] = list(public.ids)
-        for name in ("time_of_day", "moments", "absent", "observed", "profile_known", "blur"):
-            if (array := getattr(public, name)) is not None:
-                arrays[f"public.{name}"] = array
     return numbers, arrays
 
 
@@ -453,11 +448,6 @@ def _read(numbers: Mapping[str, Any], arrays: Params) -> Recording:
         Interval(part(arrays, f"interval.{k}.before."), part(arrays, f"interval.{k}.after."), steps)
         for k, steps in enumerate(numbers["intervals"])
     ]
-    public = None
-    if "ids" in numbers:
-        of_public = part(arrays, "public.")
-        of_public.setdefault("profile_known", None)  # type: ignore[arg-type]
-        public = PublicFacts(tuple(numbers["ids"]), **of_public)
     has = {split: arrays[f"has.{split}"] for split in SPLITS if f"has.{split}" in arrays}
     told = (arrays.get("blur"), arrays.get("levels"), arrays.get("means"))
-    return Recording(set_up, arrays["moments"], has, states, minibatches, intervals, public, *told)
+    return Recording(set_up, arrays["moments"], has, states, minibatches, intervals, None, *told)

@@ -29,7 +29,7 @@ from cnfgnn.errors import DataError
 from cnfgnn.forecasters.usual import MOST_ROWS
 from cnfgnn.live.forecasting.forecasts import quality_of
 from cnfgnn.models.params import part
-from cnfgnn.privacy.copies import Copies, CopiesOfNewest, SimulatedCopies
+from cnfgnn.privacy.copies import CopiesOfNewest, SimulatedCopies
 from cnfgnn.privacy.truth_and_copy import Blurring, TruthAndCopy
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.evaluate import restore_best
@@ -104,16 +104,15 @@ class Predictor(ABC):
 class RunPredictor(Predictor):
     """The best round of a run on the sensors of a data set.
 
-    copies  where blurred copies come from if the run has a blur; by default they are drawn as in a simulation
-    store   remembers what was computed from the readings at hand for sensors that the run does not know, so
-            that forecasts do not change when the process starts again
+    If the run has a blur, copies are drawn as in a simulation.
+
+    store  remembers what was computed from the readings at hand for sensors that the run does not know, so
+           that forecasts do not change when the process starts again
     """
 
     repeats = True
 
-    def __init__(
-        self, run: Run, data: Dataset, copies: Copies | None = None, store: FolderStore | None = None
-    ) -> None:
+    def __init__(self, run: Run, data: Dataset, store: FolderStore | None = None) -> None:
         self.run, self.ids, self.config = run, data.readings.ids, run.config
         d = run.config.data
         self.history, self.horizon = d.history, d.horizon
@@ -129,8 +128,8 @@ class RunPredictor(Predictor):
         self.intervals, self.owner.intervals = self.owner.intervals, None
         self.graph = data.graph if run.config.graph.direction == "files" else data.graph.reversed()
         self.has_network = run.config.model.embedding > 0
-        source = copies or SimulatedCopies(run.config.seed)
-        self.cleaning, self.blurring = d, Blurring.of(run.config, CopiesOfNewest(source))
+        copies = CopiesOfNewest(SimulatedCopies(run.config.seed))
+        self.cleaning, self.blurring = d, Blurring.of(run.config, copies)
         if new and store is not None:
             self._remember(store)
 

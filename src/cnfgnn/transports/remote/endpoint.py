@@ -30,7 +30,7 @@ from cnfgnn.transports.remote.values import check_call_values
 REPORTS_WORKING_AFTER = 2.0  # seconds of work after which a site answers "working"
 MOST_ROWS = 1 << 28  # time steps
 MOST_ADDED = 1000  # sensors that joined a live federation at one site
-MOST_BYTES = 8 << 30  # of one request, unless the owner sets another limit
+MOST_BYTES = 8 << 30  # of one request
 
 
 class Terms(NamedTuple):
@@ -100,11 +100,10 @@ class Endpoint:
         self,
         join: Callable[[Terms], Owner],
         about: Callable[[], Mapping[str, Any]],
-        most: int = MOST_BYTES,
         due: Callable[[Note], Mapping[str, Any]] | None = None,
         allowed: Collection[str] | None = None,
     ) -> None:
-        self.join, self.about, self.most, self.due, self.allowed = join, about, most, due, allowed
+        self.join, self.about, self.due, self.allowed = join, about, due, allowed
         self.session = ""
         self.owner: Owner | None = None
         self.known: Sizes | None = None
@@ -142,8 +141,8 @@ class Endpoint:
 
     def _received(self, note: Note) -> bytes:
         number, size, start = note.whole("number"), note.whole("size"), note.whole("start")
-        if size > self.most:
-            raise Malformed(f"the request has {size} bytes, and {self.most} are allowed")
+        if size > MOST_BYTES:
+            raise Malformed(f"the request has {size} bytes, and {MOST_BYTES} are allowed")
         terms = Terms.of(note)
         session = str(note.fields.get("session"))
         with self._lock:
@@ -226,7 +225,7 @@ class Endpoint:
             self._check_permitted(work, parts)
 
         answers: list[Answer] = []
-        calls = decode_calls(work.request, check, self.most)
+        calls = decode_calls(work.request, check, MOST_BYTES)
         check_call_values(calls)
         for call in calls:
             begun = time.perf_counter()

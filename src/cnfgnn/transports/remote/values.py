@@ -90,9 +90,7 @@ def norms(theta: Mapping[str, Tensor]) -> Tensor:
     return torch.stack(parts).square().sum(0).sqrt()
 
 
-def too_large(
-    norms: Mapping[str, float], known: float | None = None, most: float = TOO_LARGE
-) -> dict[str, str]:
+def too_large(norms: Mapping[str, float], known: float | None = None) -> dict[str, str]:
     """Sites whose weights are implausibly large, each with a reason; `norms` has the largest of each site.
 
     They are compared with `known`, the norm of weights known to be good: those of the last average, or those
@@ -106,5 +104,5 @@ def too_large(
     return {
         site: f"its weights are {size / known if known else math.inf:.3g} times as large as they should be"
         for site, size in norms.items()
-        if not size <= most * known
+        if not size <= TOO_LARGE * known
     }
