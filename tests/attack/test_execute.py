@@ -91,7 +91,9 @@ def test_a_blur_leaves_the_attacker_no_more_than_the_copy(attacked_city: Dataset
     recording = replace(observed.recording, public=public)
     truth = true_readings(run, attacked_city)
     colluder = Colluder(3, truth[3])
-    attacker = Attacker(recording, torch.tensor([0, 1, 2]), colluder, CPU, effort=Effort(iterations=30))
+    attacker = Attacker(
+        recording, torch.tensor([0, 1, 2]), colluder, CPU, effort=Effort(steps=20, iterations=30)
+    )
     lines = {line.label: line for line in judge(attacker, ["series", "smoother"], truth, observed.copy)}
     found, copy = lines["whole series at once"], lines["the copy itself"]
     assert 4.5 < copy.all.rmse < 5.5

@@ -94,7 +94,7 @@ def test_without_blur_a_recorded_evaluation_gives_the_readings_away(
     assert report.line(SERIES).newest.readings <= 3 * 60
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
 def test_with_a_blur_no_attack_is_better_than_the_same_on_the_copy(tmp_path: Path, city: Dataset) -> None:
     sites = federation(tmp_path, city, "cnfgnn-private", SIGMA)
     run = recorded(sites)
@@ -107,7 +107,7 @@ def test_with_a_blur_no_attack_is_better_than_the_same_on_the_copy(tmp_path: Pat
         torch.tensor([0, 1, 2]),
         Colluder(3, truth[3]),
         torch.device("cpu"),
-        effort=Effort(iterations=30),
+        effort=Effort(steps=20, iterations=30),
     )
     copy = torch.from_numpy(copies(sites))
     lines = {line.label: line.all.rmse for line in judge(attacker, ["series", "smoother"], truth, copy)}
