@@ -110,10 +110,11 @@ def test_the_server_knows_the_weights_that_arrived_not_those_it_sent(wire: str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wire", ["bf16", "int8"])
-@pytest.mark.parametrize("method", ["at-fedavg", "sl", "cnfgnn-plus"])
+@pytest.mark.parametrize(("method", "allowed"), [("at-fedavg", 0.01), ("sl", 0.001), ("cnfgnn-plus", 0.02)])
 def test_narrow_numbers_give_nearly_the_same_result_however_nodes_are_grouped(
-    method: str, wire: str, data: Dataset
+    method: str, allowed: float, wire: str, data: Dataset
 ) -> None:
+    """`allowed` is a share of each sensor's sums at each step: twice what is found, or a little less."""
     scores = {}
     # Without linear forecasters, which stay at their nodes: rounding may decide which penalty one chooses.
     network_alone = {"model.linear": False} if method == "cnfgnn-plus" else {}
@@ -124,5 +125,4 @@ def test_narrow_numbers_give_nearly_the_same_result_however_nodes_are_grouped(
         scores[wire_, groups is None] = server(experiment).score("test").told
     torch.testing.assert_close(scores[wire, True], scores[wire, False], rtol=1e-3, atol=1e-2)
     assert not torch.equal(scores[wire, True], scores["full", True])
-    allowed = 0.04 if method == "cnfgnn-plus" else 0.02  # of each sensor's sums, at each step
     torch.testing.assert_close(scores[wire, True], scores["full", True], rtol=allowed, atol=0.5)
