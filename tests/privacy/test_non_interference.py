@@ -40,6 +40,7 @@ from tests.privacy.two_truths import (
     brief,
     city,
     differences,
+    quick_fits,
     train_in_folder,
     train_with_faults,
 )
@@ -209,10 +210,11 @@ def changes(draw: st.DrawFn, method: str) -> dict[str, Any]:
     }
 
 
+@quick_fits()
 def check_that_two_truths_look_the_same(folder: Path, draw: st.DataObject) -> None:
     method = draw.draw(st.sampled_from(FEDERATED), "method")
     n = draw.draw(st.integers(2, 4), "sensors")
-    data = city(draw.draw(st.integers(0, 1000), "data"), n, draw.draw(st.integers(45, 80), "rows"))
+    data = city(draw.draw(st.integers(0, 1000), "data"), n, draw.draw(st.integers(45, 60), "rows"))
     values, missing = data.readings.values, data.readings.missing
     values[5:7, 0] = CODE
     values[9:12, 1], missing[9:12, 1] = 0, True  # a number that is no reading
@@ -233,7 +235,7 @@ def test_nothing_tells_two_truths_apart(
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=35, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_nothing_tells_two_truths_apart_in_many_trials(
     tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject

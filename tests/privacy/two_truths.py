@@ -362,6 +362,15 @@ def _in_order(path: Path) -> tuple[Path, int, str]:
 
 
 @contextmanager
+def quick_fits() -> Iterator[None]:
+    """Inside, linear forecasters are chosen from fewer: fitting them would take more than half of a trial."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cnfgnn.forecasters.linear.PENALTIES", (1.0, 100.0))
+        patch.setattr("cnfgnn.data.prepared_series.FOLDS", 2)
+        yield
+
+
+@contextmanager
 def _still_clock() -> Iterator[None]:
     """Inside, no time passes: files hold times and durations, which are not compared."""
     with pytest.MonkeyPatch.context() as patch:
