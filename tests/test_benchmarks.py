@@ -147,6 +147,7 @@ def test_a_round_of_metr_la_is_a_hundred_tera_operations() -> None:
     assert least_bytes(METR_LA)["(4) embed"] == 2 * 207 * 23_974 * 64 * 4
 
 
+@pytest.mark.slow
 def test_operations_are_those_that_torch_counts() -> None:
     """Small products, such as those of two inputs, may be done another way: a few per cent either side."""
     shape = Shape(nodes=7, edges=20, windows=5, validated=1, hidden=64, embedding=64, widths=(48, 40, 32))

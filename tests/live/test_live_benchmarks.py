@@ -66,6 +66,7 @@ def test_a_sensor_that_falls_silent_is_named_after_a_history(small_run: SmallRun
     assert [alarm for alarm in found if alarm[1] >= 0] == [(KNOWN + 7 + HISTORY - 1, 2, "silent")]
 
 
+@pytest.mark.slow
 def test_the_latency_of_several_sites_is_that_of_the_last(small_run: SmallRun, tmp_path: Path) -> None:
     """Two services stand for the sites, each with all sensors: uploads, events and counting are the same."""
     ids, values = small_run.data.readings.ids, small_run.data.readings.values
@@ -94,21 +95,6 @@ def test_the_latency_of_several_sites_is_that_of_the_last(small_run: SmallRun, t
     steps = [str(data.readings.times[row]) for row in rows]
     assert all(step in one.arrived for one in heard.values() for step in steps)
     assert resident(os.getpid()) > 50
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "says"),
-    [
-        ("federation_live.py", ["--sites", 0], "argument --sites: at least 1, not 0"),
-        ("watch.py", ["--rounds", "x"], "argument --rounds: invalid int value: 'x'"),
-    ],
-)
-@pytest.mark.slow
-def test_wrong_arguments_get_one_sentence(name: str, arguments: list[object], says: str) -> None:
-    done = ran(name, *arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"{name}: {says}")
-    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -207,12 +207,14 @@ class Seen:
 
     messages  every call and every answer, in order, as bytes
     files     every file that the server wrote, or every state in its store; and what its nodes saved
+    left_out  the arrays in answers that `messages` lack, if some are left out
     """
 
     messages: list[bytes] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
     verbs: set[str] = field(default_factory=set)
     of_owner: dict[str, bytes] = field(default_factory=dict)
+    left_out: list[bytes] = field(default_factory=list)
 
 
 def differences(one: Seen, other: Seen) -> list[str]:
@@ -267,6 +269,7 @@ def recorded(seen: Seen, faults: Faults | None = None, left_out: str = "") -> It
                 raise
             if payload.present.any():
                 seen.verbs |= {call.verb for call in calls}
+            seen.left_out += [as_bytes({left_out: of[left_out]}) for of in payload.replies if left_out in of]
             answers = [
                 Answer(call.verb, None, {name: x for name, x in reply.items() if name != left_out})
                 for call, reply in zip(calls, payload.replies, strict=True)
