@@ -10,10 +10,13 @@ SBOM := .venv-sbom
 # A process gets tests that stand together, so that it sets up what they share once.
 PARALLEL := -n auto --dist worksteal
 PIP := -m pip install --quiet --constraint constraints.txt
+# The parts of locked/ that are installed first and by their hashes, as .ci/run does; without, versions alone count.
+LOCKED ?=
+BY_HASH := -m pip install --quiet --require-hashes --no-deps
 # Tests start hundreds of processes: without cached bytecode, each of them compiles the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-slow test-lowest trials chaos fuzz test-kernels check lint types docs sbom clean
+.PHONY: help demo test test-all test-slow test-lowest trials chaos fuzz test-kernels check lint types docs sbom lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -22,12 +25,13 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "cnfgnn needs Python 3.11 or newer, and $(PYTHON) is older. Try: make PYTHON=python3.12 demo"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
+	$(if $(LOCKED),$(BIN)/python $(BY_HASH) $(LOCKED:%=-r locked/%.txt))
 	$(BIN)/python $(PIP) torch
-	$(BIN)/python $(PIP) --editable .
+	$(BIN)/python $(PIP) $(if $(LOCKED),--no-build-isolation) --editable .
 	@touch $@
 
 $(READY_DEV): $(READY)
-	$(BIN)/python $(PIP) --editable '.[dev]'
+	$(BIN)/python $(PIP) $(if $(LOCKED),--no-build-isolation) --editable '.[dev]'
 	@touch $@
 
 demo: $(READY)  ## train three methods on a small synthetic city, print a table, write a page
@@ -52,7 +56,7 @@ test-all: test test-slow trials chaos  ## all tests
 
 test-kernels: $(READY_DEV)  ## the GPU kernels against plain PyTorch; without a GPU, in Triton's interpreter
 	@# Not in constraints.txt: PyTorch for CUDA brings the version that it needs.
-	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet triton==3.9.0
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python $(BY_HASH) -r locked/kernels.txt
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || export TRITON_INTERPRET=1; \
 		$(BIN)/python -m pytest tests/models/test_kernels.py
 
@@ -79,6 +83,9 @@ sbom: $(READY_DEV)  ## what the environment holds, with versions and licences, a
 	$(PYTHON) -m venv $(SBOM)
 	$(SBOM)/bin/python -m pip install --quiet 'cyclonedx-bom>=7,<8'
 	$(SBOM)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file sbom.json $(BIN)/python
+
+lock: $(READY_DEV)  ## the hashes of the versions in constraints.txt, in locked/; after each change of that file
+	$(BIN)/python .ci/lock.py
 
 check: lint types docs test  ## everything that a change must pass
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import shutil
 import subprocess
@@ -38,3 +39,18 @@ def test_the_lowest_versions_name_every_dependency_but_pytorch() -> None:
     needed = [*PROJECT["dependencies"], *extras["federation"], *extras["live"]]
     assert names == {requirement.split(">")[0] for requirement in needed} - {"torch"}
     assert "numpy" in names
+
+
+def test_what_is_installed_by_hash_has_the_versions_of_the_constraints() -> None:
+    def pins(path: Path) -> set[str]:
+        return set(re.findall(r"^[\w.-]+==[\w.]+", path.read_text(), re.MULTILINE))
+
+    locked = {path.stem: pins(path) for path in (ROOT / "locked").glob("*.txt")}
+    for part, found in locked.items():
+        text = (ROOT / "locked" / f"{part}.txt").read_text()
+        assert len(re.findall(r"==[\w.]+ \\\n    --hash=sha256:", text)) == len(found), part
+    kernels = locked.pop("kernels")
+    left_out = pins(ROOT / "constraints.txt") - set().union(*locked.values())
+    assert set().union(*locked.values()) <= pins(ROOT / "constraints.txt"), "run make lock"
+    assert {pin.split("==")[0] for pin in left_out} == {"torch", "lightgbm", "scipy"}, "run make lock"
+    assert len(kernels) == 1
