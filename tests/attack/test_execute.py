@@ -106,15 +106,16 @@ def test_a_blur_leaves_the_attacker_no_more_than_the_copy(attacked_city: Dataset
 
 @pytest.mark.slow
 def test_gradients_and_weights_add_to_what_hidden_states_tell(attacked_city: Dataset, tmp_path: Path) -> None:
-    """In joint split learning nodes change their weights between averagings, and linear forecasters are part
-    of their losses: the server allows for both."""
+    """The same training windows from their hidden states alone, which begin with levels, and with everything.
+    In joint split learning nodes change their weights between averagings, and linear forecasters are part of
+    their losses: the server allows for both."""
     config = to_attack("cnfgnn-plus")
     run, effort = Run.create(tmp_path / "run", config, attacked_city), Effort(iterations=12)
     train_run(run, attacked_city, Unwatched())
     report = attack_run(run, attacked_city, attacks=["gradients"], sensors=2, windows=24, effort=effort)
     alone, joint = report.line("series of training minibatches"), report.line("with gradients and weights")
     assert alone.split == joint.split == "train"
-    assert joint.all.rmse < 0.7 * alone.all.rmse
+    assert joint.all.rmse < 0.4 * alone.all.rmse  # half of that is found
 
 
 def test_levels_alone_give_the_readings_away_even_if_nodes_keep_their_weights(
