@@ -107,7 +107,6 @@ def a_batch(n: int, b: int, masked: bool, kind: torch.dtype = torch.float32) -> 
         ],
         [(False, False), (False, True), (True, True)],
     )
-    # 128 units wide, weights stay on chip in bf16 alone
     + (
         [(torch.bfloat16, 4, 4, 300, 100, 0, True, True), (torch.bfloat16, 1, 4, 300, 64, 64, True, True)]
         if CUDA
@@ -125,6 +124,8 @@ def test_sequences(
     fed: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if CUDA and kind == torch.float32 and hidden + embedding > 64:
+        pytest.skip("so wide, weights stay on chip in bf16 alone")
     model = NodeModel(hidden=hidden, embedding=embedding)
     theta = {
         name: (w.to(DEVICE) + 0.1 * drawn(k, m, *w.shape[1:])).requires_grad_()
