@@ -156,7 +156,7 @@ def attack_run(
     effort: Effort | None = None,
     watch: Watch = lambda attack, share: None,
 ) -> AttackReport:
-    """What a curious server can compute of the readings of a run's best round.
+    """How near a curious server can come to the readings, with the best round of a run.
 
     Args:
         run: A run of the simulator, or the run folder of a federation's server that has a recording.
@@ -165,7 +165,7 @@ def attack_run(
         split: The windows to attack: "train", "validation" or "test".
         attacks: Which of `ATTACKS`; by default all that make sense for the run.
         sensors: How many sensors to attack; 0 for all.
-        windows: How many windows to attack; 0 for all, and for a week of training windows.
+        windows: How many windows to attack; 0 for all, and for the newest 2,016 of training.
         colluding: The sensor that helps the attacker; by default the one with the most readings.
         seed: Of the network that smooths.
         device: Where to compute: auto, cpu, cuda, cuda:1 and so on.

@@ -41,7 +41,8 @@ def attack(
     attacks: Annotated[str | None, typer.Option(help=ATTACKS_HELP)] = None,
     sensors: Annotated[int, typer.Option(min=0, help="How many sensors to attack; 0 for all.")] = 0,
     windows: Annotated[
-        int, typer.Option(min=0, help="How many windows to attack; 0 for all, and a week of training.")
+        int,
+        typer.Option(min=0, help="How many windows to attack; 0 for all, and of training for 2,016."),
     ] = 0,
     colluding: Annotated[
         str | None,
@@ -51,7 +52,7 @@ def attack(
     device: Annotated[str, typer.Option(help="Device to compute on: auto, cpu, cuda, cuda:1 ...")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a curious server can compute of the readings from what it receives anyway.
+    """Show how near a curious server can come to the readings, from what it receives anyway.
 
     RUN is a run of the simulator, or a run folder of a federation's server that kept a recording
     (`cnfgnn federation evaluate --record`). The attacks see only what crosses between the nodes and the

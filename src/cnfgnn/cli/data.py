@@ -140,7 +140,7 @@ def synthesize(
     days: Annotated[float, typer.Option(help="Number of days of readings.")] = 14.0,
     seed: Annotated[int, typer.Option(help="Random seed; another seed gives another city.")] = 0,
     inputs: Annotated[
-        bool, typer.Option("--inputs", help="With rain at times: add the flow and a forecast of rain.")
+        bool, typer.Option("--inputs", help="Let it rain at times, and add the flow and a rain forecast.")
     ] = False,
 ) -> None:
     """Write a synthetic city as a folder of readings, sensors and edges."""

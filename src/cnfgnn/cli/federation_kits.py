@@ -93,7 +93,7 @@ def engine(
 ) -> None:
     """Run a site's engine by itself, as another user or in a container of its own, in the foreground.
 
-    The site's settings say that its engine runs elsewhere, and as which user.
+    The site needs `engine.elsewhere = true` and `engine.user` in its local/site.toml.
     """
     from cnfgnn.federation.kits.engine_files import SITE_PROGRAM, engine_environment
 
@@ -146,7 +146,7 @@ def request(
 
 
 def sign(
-    project: Annotated[Path, typer.Argument(help="Project file: it says what the certificate says.")],
+    project: Annotated[Path, typer.Argument(help="Project file, which has the names in the certificate.")],
     request: Annotated[Path, typer.Argument(help="The site's request, SITE.csr.")],
     authority: Annotated[Path, typer.Option(help="Folder `authority` of the kits.")],
     out: Annotated[
@@ -155,7 +155,7 @@ def sign(
     days: Annotated[
         int | None,
         typer.Option(
-            min=1, max=3650, help="How long it is valid; two years, and not longer than the authority."
+            min=1, max=3650, help="Days of validity; by default two years, at most the authority's."
         ),
     ] = None,
 ) -> None:

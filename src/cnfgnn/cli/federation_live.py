@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 
 RetrainOption = Annotated[
     str,
-    typer.Option(help="Train beside it every hourly, daily, weekly, 6h, 2d ...; a better model goes live."),
+    typer.Option(help="How often to retrain: hourly, daily, weekly, 6h, 2d ...; a better model goes live."),
 ]
 HoldOutOption = Annotated[
     float,
-    typer.Option("--hold-out", help="With --retrain: days at the end that both models are judged by."),
+    typer.Option(
+        "--hold-out",
+        help="With --retrain: the last days, kept from training, on which the models are compared.",
+    ),
 ]
 
 
@@ -56,11 +59,11 @@ def live(
 ) -> None:
     """Forecast at every step: each site serves the forecasts of its own sensors, until Ctrl-C.
 
-    Each site takes readings in and gives forecasts out as cnfgnn live does; its local/site.toml says where,
-    under live. The page of this command shows who is there, how fast and how complete; no reading and no
-    forecast reaches the server. If the server dies, the sites go on by themselves, and the task is started
-    again. With --retrain, a training goes on from the live model beside it; the sites judge both models by
-    their blurred copies of the last days, and the new one goes live if it is better.
+    Each site takes in readings and serves forecasts as `cnfgnn live` does, where its local/site.toml says
+    (`live.port`). No reading and no forecast reaches the server. The page of this command shows which sites
+    take part, how fast they answer and how many of their sensors have a reading. If the server dies, the
+    sites go on by themselves, and the task is started again. With --retrain, a second task trains from the
+    live model on; the new model goes live if it is better on the blurred copies of the last days.
     """
     check_installed()
     from cnfgnn.federation.operator.live.page import LivePage

@@ -29,8 +29,8 @@ def sent(
 ) -> None:
     """At a site: show what was sent, on which day, to which task, and what the server can make of it.
 
-    Requests are listed by verb. The copies of a task are those of the readings in the time span that it was
-    about; the last table says which changes of your readings all copies that are out give away.
+    Requests are listed by verb, and the copies of readings in the time span of each task. The last table
+    says which changes of your readings can be detected from all copies that any task could use so far.
     """
     from cnfgnn.federation.kits.kit import check_is_site
     from cnfgnn.federation.site.sent_report import sent_report
@@ -52,8 +52,7 @@ def approve(
 ) -> None:
     """At a site: approve a training that waits for its owner (`approve = true` in local/site.toml).
 
-    It covers the run for as long as it is trained, also after `--resume`, with the method that it was asked
-    with, and trainings beside it while it is live.
+    An approval covers the run with this method, also after `--resume`, and its retraining while it is live.
     """
     from cnfgnn.federation.kits.kit import check_is_site
     from cnfgnn.federation.site import approvals

@@ -98,13 +98,13 @@ def run(
     retrain_nice: Annotated[int, _option("retrain_nice")] = LiveSettings.retrain_nice,
     hold_out: HoldOutOption = LiveSettings.hold_out,
 ) -> None:
-    """Serve forecasts the moment readings arrive.
+    """Serve forecasts as readings arrive.
 
     Readings come from the folder's file as it grows, from new files beside it, by HTTP POST /readings and by
     MQTT. Forecasts are at GET /forecasts, in the stream GET /events, at the MQTT broker, in latest.csv, and
-    on the page at /.
-    docs/live.md says what happens to readings that are late, repeated, wrong or missing. With --retrain, a
-    process beside the service trains on, and its model goes live if it is better.
+    on the page at /. docs/live.md says what happens to readings that are late, repeated, wrong or missing.
+    With --retrain, a process beside the service trains the model again, and the new one goes live if it is
+    better on the last days.
     """
     # The options have the names of the settings.
     chosen: dict[str, Any] = {name: value for name, value in locals().items() if name != "run"}
@@ -132,8 +132,8 @@ def retrain_once(
 ) -> None:
     """Train once on the readings of the service, and go live if the new model is better.
 
-    This is what --retrain does again and again. The training goes on from the live model. The last days are
-    held out: both models are judged by them. A service that runs follows within a second.
+    This is what --retrain does again and again. Training starts from the live model, without the last days
+    (--hold-out), on which both models are compared. A running service follows within a second.
     """
     check_installed()
     from cnfgnn.live.learning.models import Models

@@ -50,7 +50,7 @@ DataOption = Annotated[
 HideOption = Annotated[
     float | None,
     typer.Option(
-        help="By how much a smoother should miss the readings, in their unit: name the blur for that."
+        help="Name the blur at which a smoother still misses the readings by this much, in their unit."
     ),
 ]
 

@@ -301,7 +301,7 @@ class PrivacyConfig:
     blur: float = setting(
         0.0,
         "Noise on the copy of the readings that everything sent is computed from, as a standard deviation in"
-        " the readings' unit; 0 sends what the true readings give.",
+        " the readings' unit; 0 for no noise.",
         at_least=0,
     )
     inputs: str = setting(

@@ -88,15 +88,13 @@ class LiveSettings(ServiceOptions):
     retrain: float | None = setting(  # in seconds
         None, "How often to train beside the service: hourly, daily, weekly, or as in 6h, 2d."
     )
-    retrain_threads: int = setting(
-        1, "With --retrain: threads that it may compute with.", at_least=1, at_most=1024
-    )
+    retrain_threads: int = setting(1, "With --retrain: how many threads it uses.", at_least=1, at_most=1024)
     retrain_nice: int = setting(
         10, "With --retrain: how much lower its priority is, as in nice(1).", at_least=0, at_most=19
     )
     hold_out: float = setting(
         3.0,
-        "Days at the end that a training beside the service is judged by.",
+        "The last days, kept from a training, on which both models are compared.",
         above=0,
         at_most=365,
         says="above 0 and at most 365 days",
