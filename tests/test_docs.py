@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import get_args
 
@@ -67,6 +68,16 @@ def test_the_exit_codes_are_those_that_the_code_ends_with() -> None:
     kinds = [error for error in vars(errors).values() if isinstance(error, type)]
     codes = {kind.exit_code for kind in kinds if issubclass(kind, cnfgnn.CnfgnnError)}
     assert set(EXIT_CODES) == codes - {1} | {0, __main__.STOPPED, __main__.NO_READER}
+
+
+def test_the_figures_in_pictures_stand_on_the_pages() -> None:
+    pages = "".join(
+        (ROOT / "docs" / f"{page}.md").read_text() for page in ("results", "reproduction", "privacy")
+    )
+    drawn = (ROOT / "studies" / "pictures.toml").read_text()
+    assert set(tomllib.loads(drawn)) == {"bytes", "blur", "graph"}
+    for number in re.findall(r"\d+\.\d+", re.sub("#.*", "", drawn)):
+        assert number in pages, number
 
 
 @pytest.mark.slow

@@ -360,7 +360,7 @@ def test_check_tells_the_owner_what_a_smoother_would_make_of_the_copies(kit: Pat
     truth = site_data(kit).truth
     found = SmoothedCopies.of(truth.values, truth.missing)
     assert found is not None
-    assert f"misses them by {found.at(2.0).together:.3g} at a blur of 2, " in line
+    assert f"misses these readings by {found.at(2.0).together:.3g} at a blur of 2, " in line
     assert line.endswith(f"guessing each sensor's mean misses by {found.guess:.3g}")
     before = {path: path.read_bytes() for path in kit.rglob("*") if path.is_file()}
     assert smoothing_in_check(kit, hide=1.0) == [line, found.hiding(1.0)]

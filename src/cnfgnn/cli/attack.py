@@ -56,8 +56,7 @@ def attack(
 
     RUN is a run of the simulator, or a run folder of a federation's server that kept a recording
     (`cnfgnn federation evaluate --record`). The attacks see only what crosses between the nodes and the
-    server. Their estimates are then compared with the true readings, beside the guesses of somebody who knows
-    only the mean.
+    server. Their estimates are then compared with the true readings, beside guesses of the mean.
     """
     from cnfgnn.attack.execute import attack_run
     from cnfgnn.data.source import open_data

@@ -19,7 +19,7 @@ class KeptStates(NamedTuple):
 
     @classmethod
     def told(cls, fields: Any) -> KeptStates | None:
-        """As they came with the task; None if they cannot be meant."""
+        """As they came with the task; None if they are invalid."""
         if not isinstance(fields, dict):
             return None
         models, kept = fields.get("models"), fields.get("kept")

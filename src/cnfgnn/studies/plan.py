@@ -186,7 +186,7 @@ class Plan:
                 said[setting] = value
         name, begun_as = str(said.pop("name", "")), str(said.pop("preset", ""))
         if begun_as and not name:
-            raise ConfigError(f"only.{method}.preset", "needs a name, too, which tells its runs from others")
+            raise ConfigError(f"only.{method}.preset", "needs a name, too, to tell its runs from others")
         grid = {key.removeprefix("grid."): said.pop(key) for key in list(said) if key.startswith("grid.")}
         return _Only(said, grid, name, begun_as)
 

@@ -122,7 +122,7 @@ def _smoothing(smoothing: SmoothedCopies | None, blur: float, hide: float | None
         return
     found = ", ".join(f"{row.together:.3g} at a blur of {row.blur:g}" for row in rows)
     yield (
-        f"smoothing: whoever smooths copies of these readings misses them by {found} (RMSE); guessing each"
+        f"smoothing: a smoother of the copies misses these readings by {found} (RMSE); guessing each"
         f" sensor's mean misses by {smoothing.guess:.3g}"
     )
     if hide is not None:

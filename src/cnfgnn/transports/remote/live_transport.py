@@ -1,4 +1,4 @@
-"""The server's connections while it is live: whoever is slow, gone or just back holds up nobody else.
+"""The server's connections while it is live: slow or rejoining sites delay no one.
 
 A training waits for a site that works. A live forecast does not: a site that does not answer within seconds
 is left out of this step. A site that rejoins has to be prepared again, which may take a minute: that happens
@@ -54,7 +54,7 @@ class LiveTransport(RemoteTransport):
         self._background = ThreadPoolExecutor(max(1, len(self.parties)), "prepare")
 
     def begin(self) -> None:
-        """From now on nobody waits long for anybody."""
+        """Use live timeouts from now on."""
         self.live = True
         for site in self.parties:
             site.link.silent_for = LEFT_OUT_AFTER
