@@ -181,7 +181,7 @@ def renew(
     kit: Annotated[Path, typer.Argument(help="Folder of the site's kit, in which `request` made a key.")],
     certificate: Annotated[Path, typer.Argument(help="The certificate for that key.")],
 ) -> None:
-    """At a site: replace its key and certificate by those of its request. It may keep running."""
+    """At a site, which may be running: replace its key and certificate by those of its request."""
     from cnfgnn.federation.kits.processes import running
     from cnfgnn.federation.kits.renewal import renew as install
 
