@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -140,6 +141,26 @@ def make_folder(folder: Path, mode: int = 0o777) -> Path:
     except OSError as error:
         raise StorageError(folder, error) from error
     return folder
+
+
+@contextmanager
+def making_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write into, which gets its name when all of it is written; on an error, nothing is left.
+
+    Raises:
+        RunError: There is something of that name already, other than an empty folder.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(folder, "already exists: choose another folder")
+    aside = folder.absolute().with_name(f".{folder.absolute().name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)  # a process that was killed may have left a part
+    try:
+        yield make_folder(aside)
+        aside.replace(folder)
+    except OSError as error:
+        raise StorageError(folder, error) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,10 +1,9 @@
-"""The commands that describe a data set and write a synthetic one."""
+"""The commands that describe a data set, cut out a part of it, and write a synthetic one."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,17 +14,19 @@ from cnfgnn.cli import progress
 from cnfgnn.cli.settings import ChangesOption
 from cnfgnn.config import toml
 from cnfgnn.config.settings import Config, DataConfig
-from cnfgnn.errors import DataError, RunError
-from cnfgnn.files import make_folder
+from cnfgnn.errors import ConfigError, DataError
+from cnfgnn.files import making_folder
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from cnfgnn.data.dataset import Dataset
     from cnfgnn.data.readings import Readings
 
 data_app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Describe a data set or write a synthetic one.",
+    help="Describe a data set, cut out a part of it, or write a synthetic one.",
 )
 
 
@@ -61,8 +62,10 @@ def description_of(data: Dataset, settings: DataConfig) -> dict[str, Any]:
     """The facts of a data set as a run sees it, by name; a window counts if at least one sensor has it."""
     import numpy as np
 
+    from cnfgnn.data.description import fingerprint
     from cnfgnn.data.quality import clean_dataset
 
+    checksum = fingerprint(data)  # as runs record it
     data = clean_dataset(data, settings)
     readings, graph = data.readings, data.graph
     known = readings.values[~readings.missing]
@@ -87,6 +90,7 @@ def description_of(data: Dataset, settings: DataConfig) -> dict[str, Any]:
         **_inputs(readings),
         **_extent(readings),
         **_windows(data, settings),
+        "checksum": checksum,
     }
 
 
@@ -147,15 +151,77 @@ def synthesize(
     from cnfgnn.data.files.export import write_folder
     from cnfgnn.data.synthetic.city import city
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(out, "already exists: choose another folder")
-    data = city(sensors, days, seed=seed, inputs=inputs)
-    make_folder(out)
+    with making_folder(out) as folder:
+        data = city(sensors, days, seed=seed, inputs=inputs)
+        write_folder(data, folder)
+    _print_written(out, data)
+
+
+@data_app.command()
+def cut(
+    path: Annotated[Path, typer.Argument(help="A file or folder of readings.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write; it must not exist yet, or be empty.")],
+    sensors: Annotated[
+        Path | None, typer.Option(help="A file with one sensor id per line; # begins a comment.")
+    ] = None,
+    begin: Annotated[str, typer.Option("--from", help="The first time, like 2024-01-31 or later.")] = "",
+    end: Annotated[str, typer.Option("--to", help="The time before which the readings end.")] = "",
+    changes: ChangesOption = None,
+) -> None:
+    """Write some sensors of a data set, or a time span, with their part of the graph, into a new folder.
+
+    A traffic file such as metr-la.h5 stays one, so that its zeros still mean missing readings. Variables and
+    covariates are not cut in time.
+    """
+    from cnfgnn.data.files.export import write_folder, write_traffic
+    from cnfgnn.data.files.folder import zeros_are_missing
+    from cnfgnn.data.readings import rows_of
+    from cnfgnn.data.source import open_data
+
+    config = Config().with_changes(dict(toml.parse_change(text) for text in changes or []))
+    with making_folder(out) as folder:
+        data = open_data(config, path)
+        if sensors is not None:
+            data = data.select(_listed_sensors(sensors, data.readings.ids))
+        times = data.readings.times
+        kept = (times >= _time("--from", begin, times[0])) & (times < _time("--to", end, times[-1] + 1))
+        if not kept.any():
+            raise DataError(path, f"has no readings in that span: it has {times[0]} to {times[-1]}")
+        data = replace(data, name=out.absolute().name, readings=rows_of(data.readings, kept))
+        write = write_traffic if zeros_are_missing(path) else write_folder
+        write(data, folder)
+    _print_written(out, data)
+
+
+def _listed_sensors(path: Path, known: tuple[str, ...]) -> list[str]:
+    """The sensors that a file lists."""
     try:
-        write_folder(data, out)
-    except BaseException:  # a part of a city would be in the way of the next attempt
-        shutil.rmtree(out, ignore_errors=True)
-        raise
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise DataError(path, f"cannot be read as a list of sensors ({problem})") from None
+    listed: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        if not (sensor := line.partition("#")[0].strip()):
+            continue
+        if sensor not in known or sensor in listed:
+            problem = "is listed twice" if sensor in listed else "is not in the readings"
+            raise DataError(path, f"sensor {sensor!r} {problem}", line=number)
+        listed.append(sensor)
+    if not listed:
+        raise DataError(path, "lists no sensors: write one id per line")
+    return listed
+
+
+def _time(option: str, text: str, otherwise: np.datetime64) -> np.datetime64:
+    import numpy as np
+
+    try:
+        return np.datetime64(text, "s") if text else otherwise
+    except ValueError:
+        raise ConfigError(option, f"needs a time like 2024-01-31 08:05, not {text!r}") from None
+
+
+def _print_written(out: Path, data: Dataset) -> None:
     print(
         f"{out}: {len(data.readings.ids)} sensors, {len(data.readings.times)} rows, {data.graph.edges} edges"
     )

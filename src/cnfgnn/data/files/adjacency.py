@@ -120,13 +120,19 @@ def kernel_width(distances: Floats) -> float:
     return float(np.sqrt(np.square(apart).mean())) if len(apart) else 1.0
 
 
-def read_matrix(path: Path) -> tuple[tuple[str, ...], Graph]:
-    """The ids and the graph of DCRNN's pickled (ids, id -> index, W); self-loops are those of W."""
+def read_matrix(path: Path, otherwise: tuple[str, ...] = ()) -> tuple[tuple[str, ...], Graph]:
+    """The ids and the graph of DCRNN's pickled (ids, id -> index, W), or of W alone, whose rows are those of
+    the ids `otherwise`; self-loops are those of W."""
     try:
-        _, places, matrix = unpickle(path.read_bytes())
+        found = unpickle(path.read_bytes())
+        if otherwise and not isinstance(found, tuple | list):
+            return otherwise, _graph(path, otherwise, np.asarray(found, dtype=np.float64))
+        _, places, matrix = found
         ids = tuple(str(sensor) for sensor in sorted(places, key=places.__getitem__))
         dense = np.asarray(matrix, dtype=np.float64)
         ordered = sorted(places.values()) == list(range(len(dense)))
+    except DataError:
+        raise
     except pickle.UnpicklingError as problem:
         raise DataError(
             path, f"this pickle does not hold a plain adjacency matrix ({reason(problem)})"
@@ -135,7 +141,23 @@ def read_matrix(path: Path) -> tuple[tuple[str, ...], Graph]:
         raise DataError(
             path, f"this is not DCRNN's tuple of ids, index and matrix ({reason(problem)})"
         ) from None
-    if dense.shape != (len(ids), len(ids)) or not ordered or len(set(ids)) != len(ids):
+    if not ordered or len(set(ids)) != len(ids):
+        raise DataError(path, f"{len(ids)} ids do not match a matrix of shape {dense.shape}")
+    return ids, _graph(path, ids, dense)
+
+
+def read_plain_matrix(path: Path, ids: tuple[str, ...]) -> Graph:
+    """The graph of a matrix in a .npy file, whose rows are those of the ids."""
+    try:
+        dense = np.load(path, allow_pickle=False).astype(np.float64)
+    except Exception as problem:  # numpy raises any exception for a damaged file
+        raise DataError(path, f"cannot be read as a matrix of numbers ({reason(problem)})") from None
+    return _graph(path, ids, dense)
+
+
+def _graph(path: Path, ids: tuple[str, ...], dense: Floats) -> Graph:
+    """The graph of a matrix of weights."""
+    if dense.shape != (len(ids), len(ids)):
         raise DataError(path, f"{len(ids)} ids do not match a matrix of shape {dense.shape}")
     wrong = ~(np.isfinite(dense) & (dense >= 0))
     if wrong.any():
@@ -143,7 +165,7 @@ def read_matrix(path: Path) -> tuple[tuple[str, ...], Graph]:
         raise DataError(
             path, "a weight must be a number that is not negative", row=ids[row], column=ids[column]
         )
-    return ids, Graph.from_matrix(dense)
+    return Graph.from_matrix(dense)
 
 
 def _arrays(edges: Sequence[Edge], ids: Sequence[str]) -> tuple[Ints, Ints, Floats]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pandas as pd
 
@@ -22,6 +23,35 @@ def write_folder(data: Dataset, out: Path) -> None:
         _write_readings(one.readings, folder / f"{one.name}.csv")
 
 
+def write_traffic(data: Dataset, out: Path) -> None:
+    """Write a data set whose zeros are missing readings, and rows as they are, as DCRNN's files have them."""
+    readings, graph = data.readings, data.graph
+    _write_positions(readings, out / "graph_sensor_locations.csv")
+    matrix = np.zeros((graph.nodes, graph.nodes))
+    matrix[graph.senders, graph.receivers] = graph.weights
+    np.save(out / "adj_mx.npy", matrix)
+    times = readings.times.astype("datetime64[ns]").view(np.int64)
+    regular = {f"{axis}_variety": "regular" for axis in ("axis0", "axis1", "block0_items")}
+    text = {"encoding": "UTF-8", "errors": "strict", "pandas_version": "0.15.2", "pandas_type": "frame"}
+    with h5py.File(out / f"{data.name}.h5", "w") as file:  # pandas' fixed format, without PyTables
+        group = file.create_group("df")
+        group.attrs.update({"ndim": 2, "nblocks": 1})
+        for name, value in (text | regular).items():
+            _set_text(group, name, value)
+        for name in ("axis0", "block0_items"):
+            group[name] = np.char.encode(np.array(readings.ids), "utf-8")
+            _set_text(group[name], "kind", "string")
+        group["axis1"] = times
+        _set_text(group["axis1"], "kind", "datetime64[ns]")
+        group["block0_values"] = readings.values
+        group["block0_values"].attrs["transposed"] = np.uint8(1)
+
+
+def _set_text(node: h5py.HLObject, name: str, value: str) -> None:
+    """Set an attribute as PyTables does."""
+    node.attrs.create(name, value, dtype=h5py.string_dtype("utf-8", len(value)))
+
+
 def _write_readings(readings: Readings, path: Path) -> None:
     """Write a wide table."""
     times = pd.DatetimeIndex(readings.times, name="time", tz="UTC" if readings.utc else None)
@@ -32,9 +62,13 @@ def _write_readings(readings: Readings, path: Path) -> None:
 def write_network(data: Dataset, out: Path) -> None:
     """Write positions and graph into a folder, without any reading."""
     readings, graph = data.readings, data.graph
-    if readings.positions is not None:
-        located = pd.DataFrame(readings.positions, columns=["latitude", "longitude"], index=readings.ids)
-        write_whole(out / "sensors.csv", located.to_csv(index_label="id").encode())
+    _write_positions(readings, out / "sensors.csv")
     names = np.array(readings.ids)
     edges = {"from": names[graph.senders], "to": names[graph.receivers], "weight": graph.weights}
     write_whole(out / "edges.csv", pd.DataFrame(edges).to_csv(index=False).encode())
+
+
+def _write_positions(readings: Readings, path: Path) -> None:
+    if readings.positions is not None:
+        located = pd.DataFrame(readings.positions, columns=["latitude", "longitude"], index=readings.ids)
+        write_whole(path, located.to_csv(index_label="id").encode())

@@ -18,10 +18,12 @@ from cnfgnn.data.files.adjacency import (
     graph_of_weights,
     read_edges,
     read_matrix,
+    read_plain_matrix,
     read_positions,
 )
 from cnfgnn.data.files.input_files import has_variables, read_traffic, read_with_inputs
 from cnfgnn.data.files.text import shown
+from cnfgnn.data.files.traffic import is_basicts, read_basicts, read_npz
 from cnfgnn.data.graph import Floats, Graph
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings, columns_of
@@ -51,7 +53,7 @@ def load(
 
     Any other .h5 file, or the only one of a folder, is a traffic file such as metr-la.h5. Zeros count as
     missing (but stay in the values), rows stay as they are, and DCRNN's files for the graph are searched for
-    beside it.
+    beside it. So are PEMS03.npz and the like, and a folder as BasicTS distributes it.
 
     A line that cannot be read, or a row that contradicts another one, is an error.
     """
@@ -62,6 +64,8 @@ def load_with(path: Path, options: ReadingOptions) -> Dataset:
     """As `load` does. With refusals in the options, as a live service reads files, lines that cannot be read
     are noted there and left out, and the last row of a time counts; so are sensors that sensors.csv does not
     have."""
+    if is_basicts(path):
+        return read_basicts(path, options)
     if path.is_dir():
         file = _readings_of(path, options.refusals is not None)
         if file is None:
@@ -69,6 +73,8 @@ def load_with(path: Path, options: ReadingOptions) -> Dataset:
         return _load_file(file, options)
     if not path.is_file():
         raise DataError(path, "no such file or folder")
+    if path.suffix == ".npz":
+        return read_npz(path, options)
     if path.suffix != ".h5" and path.name not in OWN_READINGS:
         raise DataError(path, f"is not a file of readings: give a folder with {READINGS_FILES}")
     return _load_file(path, options)
@@ -110,6 +116,8 @@ def readings_file(path: Path, live: bool = False) -> Path:
 
 def zeros_are_missing(path: Path) -> bool:
     """Whether `load` takes a reading of zero in this folder or file for a missing one."""
+    if path.suffix == ".npz" or is_basicts(path):
+        return True
     return zeros_are_missing_in(readings_file(path, live=True))
 
 
@@ -234,6 +242,8 @@ def _traffic_graph(file: Path, folders: Sequence[Path], readings: Readings, list
         if (sensor := _unknown(ids, readings.ids)) is None:
             return _among(graph, ids, readings.ids)
         unknown = unknown or DataError(candidate, f"has no sensor {shown(sensor)}, which {file.name} has")
+    for candidate in _files(folders, "adj_mx*.npy"):
+        return read_plain_matrix(candidate, readings.ids)
     for candidate in _files(folders, "distances*.csv"):
         edges, _ = read_edges(candidate, only_distances=True)
         ends = {end for edge in edges for end in (edge.sender, edge.receiver)}
@@ -243,7 +253,7 @@ def _traffic_graph(file: Path, folders: Sequence[Path], readings: Readings, list
     if unknown is not None:
         raise unknown
     if readings.positions is None:
-        wanted = "adj_mx*.pkl, distances*.csv or graph_sensor_locations*.csv with all its sensors"
+        wanted = "adj_mx*.pkl, adj_mx*.npy, distances*.csv or graph_sensor_locations*.csv of all its sensors"
         raise DataError(file, f"its graph is unknown: put {wanted} beside it or into sensor_graph")
     return Graph.nearest(readings.positions)
 

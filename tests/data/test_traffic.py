@@ -1,0 +1,176 @@
+"""Data as the field distributes them, and parts that are cut out of a data set."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cnfgnn.data.description import fingerprint
+from cnfgnn.data.files.folder import load
+from cnfgnn.errors import ConfigError, DataError
+from tests.commands import said
+from tests.data.test_folder import EDGES, IDS, adjacency, edges_of, own, traffic
+
+VALUES = np.arange(1.0, 31.0).reshape(5, 3, 2)
+DESCRIPTION = {
+    "name": "METR-LA",
+    "shape": [5, 3, 2],
+    "feature_description": ["traffic speed", "time of day"],
+    "frequency (minutes)": 5,
+}
+
+
+def npz(folder: Path, name="PEMS04", values=VALUES) -> Path:
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / f"{name}.npz", data=values)
+    (folder / f"{name}.csv").write_text("from,to,cost\n0,1,100\n1,2,200\n")
+    return folder / f"{name}.npz"
+
+
+def basicts(folder: Path, values=VALUES, **changes) -> Path:
+    folder.mkdir(exist_ok=True)
+    values = values.astype(np.float32)
+    values[..., 1] = (np.array([[23 * 60 + 50], [23 * 60 + 55], [0], [65], [70]]) / 1440).astype(np.float32)
+    values.tofile(folder / "data.dat")
+    (folder / "desc.json").write_text(json.dumps(DESCRIPTION | changes))
+    np.save(folder / "adj_mx.npy", np.eye(3))
+    return folder
+
+
+def test_pems_files_have_flow_their_distances_and_the_dates_of_the_data_set(tmp_path):
+    values = VALUES.copy()
+    values[0, 0, 0] = 0
+    data = load(npz(tmp_path, values=values))
+    assert (data.name, data.readings.ids) == ("PEMS04", ("0", "1", "2"))
+    np.testing.assert_array_equal(data.readings.values, values[..., 0])
+    assert data.readings.missing.sum() == data.readings.missing[0, 0] == 1
+    assert [str(time) for time in data.readings.times[:2]] == ["2018-01-01T00:00:00", "2018-01-01T00:05:00"]
+    assert edges_of(data).keys() == {("0", "1"), ("1", "2"), ("0", "0"), ("1", "1"), ("2", "2")}
+    occupancy = load(tmp_path / "PEMS04.npz", target="occupancy").readings.values
+    np.testing.assert_array_equal(occupancy, values[..., 1])
+
+
+def test_pems03_names_its_sensors_in_a_list(tmp_path):
+    file = npz(tmp_path, "PEMS03")
+    (tmp_path / "PEMS03.txt").write_text("313\n402\n99\n")
+    (tmp_path / "PEMS03.csv").write_text("from,to,distance\n402,99,1.5\n")
+    assert ("402", "99") in edges_of(load(file))
+
+
+def test_basicts_keeps_the_gaps_that_its_time_of_day_shows(tmp_path):
+    data = load(basicts(tmp_path / "METR-LA"))
+    np.testing.assert_array_equal(data.readings.values, VALUES[..., 0])
+    expected = ["03-01T23:50", "03-01T23:55", "03-02T00:00", "03-02T01:05", "03-02T01:10"]
+    assert [str(time)[5:16] for time in data.readings.times] == expected
+    assert data.graph.edges == 3
+
+
+def test_a_pickled_matrix_is_read_without_trusting_it(tmp_path):
+    folder = basicts(tmp_path / "bay")
+    (folder / "adj_mx.npy").unlink()
+    (folder / "adj_mx.pkl").write_bytes(pickle.dumps(np.ones((3, 3), dtype=np.float32)))
+    assert load(folder).graph.edges == 9
+    adjacency(folder / "adj_mx.pkl", IDS, np.eye(3))
+    assert load(folder).readings.ids == tuple(IDS)
+    (folder / "adj_mx.pkl").write_bytes(pickle.dumps(Path("/")))
+    with pytest.raises(DataError, match="does not hold a plain adjacency matrix"):
+        load(folder)
+
+
+def test_a_traffic_file_takes_a_plain_matrix_of_its_sensors(tmp_path):
+    file = traffic(tmp_path / "metr-la.h5")
+    np.save(tmp_path / "adj_mx.npy", np.eye(3))
+    assert load(file).graph.edges == 3
+    np.save(tmp_path / "adj_mx.npy", np.eye(2))
+    with pytest.raises(DataError, match=r"adj_mx\.npy: 3 ids do not match a matrix of shape \(2, 2\)"):
+        load(file)
+    np.save(tmp_path / "adj_mx.npy", np.array([[Path("/")]]))
+    with pytest.raises(DataError, match=r"adj_mx\.npy: cannot be read as a matrix of numbers"):
+        load(file)
+
+
+BAD = {
+    "no array": (lambda folder: (folder / "PEMS04.npz").write_bytes(b"PK"), "has no array called data"),
+    "flat": (lambda folder: npz(folder, values=np.ones((4, 3))), "not (times, sensors, 1 to 3)"),
+    "unknown sensor": (
+        lambda folder: (folder / "PEMS04.csv").write_text("from,to,cost\n0,7,1\n"),
+        "PEMS04.csv, line 2: has a sensor that PEMS04.npz does not have",
+    ),
+    "no graph": (lambda folder: (folder / "PEMS04.csv").unlink(), "add PEMS04.csv or adj_mx.npy"),
+}
+
+
+@pytest.mark.parametrize(("damage", "sentence"), BAD.values(), ids=BAD.keys())
+def test_bad_pems_files_are_told_in_a_sentence(tmp_path, damage, sentence):
+    file = npz(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(DataError) as caught:
+        load(file)
+    assert sentence in str(caught.value)
+
+
+def test_files_without_known_dates_and_variables_are_refused(tmp_path):
+    with pytest.raises(DataError, match="holds no dates, and those of 'roads' are not known"):
+        load(npz(tmp_path, "roads"))
+    with pytest.raises(ConfigError, match="has no variable 'rain'"):
+        load(npz(tmp_path), target="rain")
+
+
+BAD_BASICTS = {
+    "shape": ({"shape": [5, 3, 3]}, "data.dat: is not as large as the shape (5, 3, 3)"),
+    "no shape": ({"shape": None}, "desc.json: does not describe data of BasicTS"),
+    "pace": ({"frequency (minutes)": 60}, "desc.json: has a reading every 60 minutes"),
+    "dates": ({"name": "ETTh1"}, "those of 'ETTh1' are not known"),
+}
+
+
+@pytest.mark.parametrize(("changes", "sentence"), BAD_BASICTS.values(), ids=BAD_BASICTS.keys())
+def test_bad_folders_of_basicts_are_told_in_a_sentence(tmp_path, changes, sentence):
+    with pytest.raises(DataError) as caught:
+        load(basicts(tmp_path / "x", **changes))
+    assert sentence in str(caught.value)
+
+
+def test_a_part_of_a_traffic_file_is_the_same_data(tmp_path):
+    source = traffic(tmp_path / "whole" / "metr-la.h5")
+    adjacency(source.with_name("adj_mx.pkl"), IDS, [[1, 0.5, 0], [0, 1, 0], [0.25, 0, 1]])
+    source.with_name("graph_sensor_locations.csv").write_text("1,0,0\n2,0,1\n3,0,2\n")
+    listed = tmp_path / "list.txt"
+    listed.write_text("# two of three\n3\n\n1  # the first\n")
+    said("data", "cut", source, tmp_path / "part", "--sensors", listed)
+    expected, found = load(source).select(["3", "1"]), load(tmp_path / "part")
+    assert fingerprint(found) == fingerprint(expected)
+    assert found.name == "part"
+    assert edges_of(found)["3", "1"] == 0.25
+
+
+def test_a_time_span_of_own_data_is_a_folder_like_it(tmp_path):
+    said("data", "cut", own(tmp_path / "lake", edges=EDGES), tmp_path / "part", "--from", "2024-01-01 00:05")
+    found = load(tmp_path / "part")
+    np.testing.assert_array_equal(found.readings.missing, [[0, 1], [1, 1], [0, 0]])
+    assert edges_of(found) == edges_of(load(tmp_path / "lake"))
+
+
+BAD_CUTS = {
+    "unknown sensor": (["--sensors", "list.txt"], "list.txt, line 1: sensor 'z' is not in the readings"),
+    "no list": (["--sensors", "lost.txt"], "lost.txt: cannot be read as a list of sensors"),
+    "span": (["--to", "2023-01-01"], "has no readings in that span"),
+    "time": (["--from", "soon"], "needs a time like 2024-01-31 08:05, not 'soon'"),
+}
+
+
+@pytest.mark.parametrize(("options", "sentence"), BAD_CUTS.values(), ids=BAD_CUTS.keys())
+def test_a_cut_that_is_refused_leaves_nothing(tmp_path, monkeypatch, options, sentence):
+    monkeypatch.chdir(tmp_path)
+    own(tmp_path / "lake")
+    Path("list.txt").write_text("z\n")
+    before = sorted(tmp_path.iterdir())
+    assert sentence in said("data", "cut", "lake", "part", *options, fails=True)
+    assert sorted(tmp_path.iterdir()) == before
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "mine").touch()
+    assert "already exists" in said("data", "cut", "lake", "part", fails=True)
