@@ -4,8 +4,8 @@
     python examples/auckland.py auckland
 
 The counts are those of Heart of the City Auckland, published under CC BY 4.0. From July 2023 on, all places
-count. The package's days begin at 6:00, so that its hours from 0:00 to 5:59 belong to the next date, and six of
-its dates are wrong; its rows are in order, though, and the hour of each one is right.
+count. The package's days begin at 6:00, so that its hours from 0:00 to 5:59 belong to the next date, and six
+of its dates are wrong; its rows are in order, though, and the hour of each one is right.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from cnfgnn.runs.events import plain
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.manifest import FORMAT
 from cnfgnn.runs.train import Unwatched, train_run
+from cnfgnn.version import __version__
 from tests.conftest import HORIZON, network, small
 
 
@@ -178,6 +179,19 @@ def test_events_tell_the_whole_story(finished: Path) -> None:
     assert set(test["per_node"]) == {f"s{i}" for i in range(6)}
     assert len(test["per_step"]) == HORIZON
     assert {row[0] for row in test["ledger"]} == {"set-up", "training", "evaluation"}
+
+
+def test_a_finished_run_leaves_a_record_for_tables(finished: Path) -> None:
+    """It says what was measured, with which settings and on which data, and names no path of this machine."""
+    run, text = Run.open(finished), (finished / "record.json").read_text()
+    record = json.loads(text)
+    assert record["errors"]["overall"] == run.test()["overall"]
+    assert record["data"]["checksum"] == run.data.fingerprint
+    assert (record["method"], record["preset"]) == (run.config.method, {"size": "63k", "like": ""})
+    assert record["settings"]["training.rounds"] == run.config.training.rounds
+    assert record["bytes"]["per_node"] == run.progress.best.training_bytes.per_node
+    assert record["version"] == __version__
+    assert "/" not in text.replace("+cpu", "")
 
 
 def test_tensorboard_has_the_curves(finished: Path) -> None:

@@ -197,8 +197,8 @@ def _listed_sensors(path: Path, known: tuple[str, ...]) -> list[str]:
     """The sensors that a file lists."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise DataError(path, f"cannot be read as a list of sensors ({problem})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(path, f"cannot be read as a list of sensors ({error})") from None
     listed: list[str] = []
     for number, line in enumerate(lines, start=1):
         if not (sensor := line.partition("#")[0].strip()):

@@ -221,6 +221,9 @@ def evaluate(
     split: SplitOption = "test",
     per_step: Annotated[bool, typer.Option("--per-step", help="Add the errors of each step ahead.")] = False,
     per_node: Annotated[bool, typer.Option("--per-node", help="Add the errors of each sensor.")] = False,
+    predictions: Annotated[
+        Path | None, typer.Option(help="Write every forecast beside its reading: a .parquet file.")
+    ] = None,
     changes: ReadingOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -232,12 +235,20 @@ def evaluate(
     from cnfgnn.runs.evaluate import evaluate_run
     from cnfgnn.runs.events import plain
     from cnfgnn.runs.folder import Run
+    from cnfgnn.runs.predictions import write_predictions
     from cnfgnn.runs.scores import scores_as_dict
 
     known_split = check_split(split)
+    if predictions is not None:
+        if predictions.suffix != ".parquet":
+            raise ConfigError("--predictions", f"cannot write {predictions.name!r}: give a .parquet file")
+        check_can_be_written(predictions)
     opened = Run.open(run)
     readings = _data_of(opened, data, changes)
     found = evaluate_run(opened, readings, known_split)
+    if predictions is not None:
+        rows = write_predictions(opened, readings, known_split, predictions)
+        print(f"{predictions}: {rows} forecasts", file=sys.stderr)
     scores = scores_as_dict(found, readings.readings.ids)
     baselines = _baselines(opened, readings, known_split)
     if as_json:
@@ -250,24 +261,23 @@ def evaluate(
     console.print(progress.errors_table(scores, title, _step_minutes(opened)))
     _print_intervals(opened, scores)
     _print_baselines(opened, found.overall, baselines)
-    intervals = scores["intervals"] or {}
     if per_step:
-        steps = {str(step): errors for step, errors in enumerate(scores["per_step"], start=1)}
-        console.print(progress.rows_table("steps ahead", steps))
-        by_step = {
-            step: {level: found["per_step"][int(step) - 1] for level, found in intervals.items()}
-            for step in steps
-        }
-        if intervals:
-            console.print(progress.interval_rows("steps ahead", by_step))
+        _print_part(scores, "per_step", "steps ahead")
     if per_node:
-        console.print(progress.rows_table("sensor", scores["per_node"]))
-        by_sensor = {
-            sensor: {level: found["per_node"][sensor] for level, found in intervals.items()}
-            for sensor in scores["per_node"]
-        }
-        if intervals:
-            console.print(progress.interval_rows("sensor", by_sensor))
+        _print_part(scores, "per_node", "sensor")
+
+
+def _print_part(scores: Mapping[str, Any], part: str, label: str) -> None:
+    """Print the errors and intervals of each step ahead or sensor."""
+
+    def named(found: Any) -> dict[str, Any]:
+        return found if isinstance(found, dict) else {str(k): one for k, one in enumerate(found, start=1)}
+
+    rows = named(scores[part])
+    progress.out().print(progress.rows_table(label, rows))
+    if intervals := {level: named(found[part]) for level, found in (scores["intervals"] or {}).items()}:
+        of_row = {name: {level: found[name] for level, found in intervals.items()} for name in rows}
+        progress.out().print(progress.interval_rows(label, of_row))
 
 
 def forecast(

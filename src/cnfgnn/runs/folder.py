@@ -4,6 +4,7 @@
     events.jsonl    one event per line: what tables, figures and pages read
     manifest.json   the last completed round; replaced atomically once every owner has saved its checkpoint
     checkpoints/    one folder per owner (server, site-0 ...) of safetensors files named by round
+    record.json     errors, bytes, version and machine of a finished run, for tables
     tensorboard/    the same curves for TensorBoard
     lock            held by the process that trains the run
     recording.safetensors  what the server of a federation received, if it was told to record that

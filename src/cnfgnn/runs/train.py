@@ -23,6 +23,7 @@ from cnfgnn.errors import CnfgnnError, StorageError
 from cnfgnn.models.params import size
 from cnfgnn.runs.evaluate import check_same_step, weights_of
 from cnfgnn.runs.folder import Run
+from cnfgnn.runs.record import write_record
 from cnfgnn.runs.scores import scores_as_dict
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import Progress, Result, Round, evaluate_best, train
@@ -82,7 +83,9 @@ def train_run(run: Run, data: Dataset, watcher: Watcher) -> Result:
         go_on_from(experiment, weights, data.readings.ids)
         return experiment
 
-    return train_run_with(run, set_up, lambda: _data_as_dict(data, run.config.data), watcher)
+    result = train_run_with(run, set_up, lambda: _data_as_dict(data, run.config.data), watcher)
+    write_record(run, result.test)
+    return result
 
 
 def begin_from(earlier: Run, data: Dataset, folder: Path, changes: Mapping[str, Any] | None = None) -> Run:

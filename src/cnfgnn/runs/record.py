@@ -1,0 +1,96 @@
+"""The record of a finished run, `record.json`: what a table needs of it, small enough to be kept for good."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cnfgnn.algorithm.methods import method_of, preset
+from cnfgnn.config.presets import BASELINE_SIZES, LIKES
+from cnfgnn.config.settings import SETTINGS, Config
+from cnfgnn.data.description import DataDescription
+from cnfgnn.errors import ConfigError
+from cnfgnn.files import write_whole
+from cnfgnn.runs.events import plain
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.scores import Scores
+from cnfgnn.version import __version__
+
+FILE = "record.json"
+COMMIT = "CNFGNN_COMMIT"  # set it where the code is not a git checkout
+OF_THE_PLACE = ("data.path", "method", "seed", "compute.device", "compute.memory")  # not of the method
+
+
+def write_record(run: Run, scores: Scores) -> None:
+    """Leave the record of a finished run in its folder."""
+    best, events = run.progress.best, run.events()
+    nearest, settings = settings_that_differ(run.config)
+    record = {
+        "method": method_of(run.config.method).name,
+        "preset": nearest,
+        "settings": settings,
+        "seed": run.config.seed,
+        **about(run.data),
+        "errors": scores.summary(),
+        "bytes": vars(best.training_bytes),
+        "rounds": {"best": best.r_g, "all": len(run.progress.history)},
+        "seconds": round(sum(event.get("seconds", 0.0) for event in events), 1),
+    }
+    write_whole(run.folder / FILE, (json.dumps(plain(record), indent=1, allow_nan=False) + "\n").encode())
+
+
+def about(data: DataDescription) -> dict[str, Any]:
+    """The part of a record that says what was measured where: data, version, machine."""
+    return {
+        "data": {
+            "name": data.name,
+            "checksum": data.fingerprint,
+            "sensors": len(data.sensors),
+            "rows": data.rows,
+        },
+        "version": __version__,
+        "commit": _commit(),
+        "torch": torch.__version__,
+        "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
+    }
+
+
+def settings_that_differ(config: Config) -> tuple[Mapping[str, str], dict[str, Any]]:
+    """The preset that the settings are nearest to, and those in which they differ from it."""
+    values = {key: config.setting(key) for key in SETTINGS if key not in OF_THE_PLACE}
+    found = []
+    for size in BASELINE_SIZES:
+        for like in (None, *LIKES):
+            with suppress(ConfigError):  # the method has no such preset
+                other = preset(config.method, size, like)
+                differ = {key: value for key, value in values.items() if value != other.setting(key)}
+                found.append(({"size": size, "like": like or ""}, differ))
+    return min(found, key=lambda one: len(one[1]))
+
+
+@cache
+def _commit() -> str | None:
+    """The commit of the code, with + if files were changed since; None if that is not known."""
+    if known := os.environ.get(COMMIT):
+        return known
+    here = ["git", "-C", str(Path(__file__).parent)]
+    with suppress(OSError, subprocess.SubprocessError):
+        head, changed = (
+            subprocess.run([*here, *command], capture_output=True, text=True, timeout=10, check=True).stdout
+            for command in (["rev-parse", "--short=7", "HEAD"], ["status", "--porcelain", "--", "."])
+        )
+        return head.strip() + ("+" if changed.strip() else "")
+    return None
+
+
+def _processor() -> str:
+    return f"{os.cpu_count()} cores {platform.machine()}"

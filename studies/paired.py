@@ -1,0 +1,101 @@
+"""Which of two runs forecasts better, and whether more than chance says so.
+
+    cnfgnn evaluate runs/a --predictions a.parquet
+    cnfgnn evaluate runs/b --predictions b.parquet
+    python studies/paired.py a.parquet b.parquet
+
+Both are compared on the forecasts that both made. Errors of one day resemble each other, so whole days are
+drawn with replacement (`--days 7`: whole weeks), and the difference a - b is computed again for each draw.
+One of the two is called better only where the interval excludes zero. Training seeds are not part of this:
+compare several.
+"""
+
+from __future__ import annotations
+
+import argparse
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+DRAWS, LEVEL = 2000, 0.95
+KEY = ["sensor", "issued", "step"]
+
+
+class Row(NamedTuple):
+    """The errors of two runs at one step ahead, the interval of their difference, and what it says."""
+
+    step: str
+    a: float
+    b: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        if self.low <= 0 <= self.high:
+            return "no difference shown"
+        return "a is better" if self.high < 0 else "b is better"
+
+
+def compare(a: pd.DataFrame, b: pd.DataFrame, metric: str, masked: bool, days: int, seed: int) -> list[Row]:
+    """A row for each step ahead, and one for all of them."""
+    both = a.merge(b, on=KEY, suffixes=("_a", "_b"))
+    both = both[both["observed_a"] if masked else both["truth_a"].notna()]
+    if not len(both):
+        raise SystemExit("the two files have no forecast of the same sensor, time and step in common")
+    day = both["issued"].dt.floor("D")
+    blocks = ((day - day.min()).dt.days // days).astype("category").cat
+    steps = both["step"].astype("category").cat
+    sums = []
+    for forecast in ("forecast_a", "forecast_b", None):
+        error = 1.0 if forecast is None else np.abs(both[forecast] - both["truth_a"]).to_numpy(np.float64)
+        total = np.zeros((len(blocks.categories), len(steps.categories)))
+        np.add.at(total, (blocks.codes, steps.codes), error**2 if metric == "rmse" else error)
+        sums.append(total)
+    count = len(blocks.categories)
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), DRAWS)
+    weights = np.concatenate([np.ones((1, count)), drawn])  # the first draw is the data themselves
+    every = {str(step): [place] for place, step in enumerate(steps.categories)}
+    rows = []
+    for name, columns in (every | {"all": list(range(len(every)))}).items():
+        of_a, of_b, forecasts = (weights @ total[:, columns].sum(axis=1) for total in sums)
+        errors_a, errors_b = of_a / forecasts, of_b / forecasts
+        if metric == "rmse":
+            errors_a, errors_b = np.sqrt(errors_a), np.sqrt(errors_b)
+        apart = errors_a - errors_b
+        bounds = np.quantile(apart[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        low, high = apart[0] + (bounds - apart[0]) * _widening(count)
+        rows.append(Row(name, float(errors_a[0]), float(errors_b[0]), float(low), float(high)))
+    return rows
+
+
+def _widening(count: int) -> float:
+    """How much too narrow intervals from so few draws are: as Student's t is wider than the normal."""
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+    few = max(1, count - 1)
+    return (1 + (z**2 + 1) / (4 * few)) * (count / few) ** 0.5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("a")
+    parser.add_argument("b")
+    parser.add_argument("--metric", choices=["rmse", "mae"], default="rmse")
+    parser.add_argument("--unmasked", action="store_true", help="missing readings count as the file has them")
+    parser.add_argument("--days", type=int, default=1, help="days that are drawn together")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    read = [pd.read_parquet(path) for path in (given.a, given.b)]
+    rows = compare(*read, given.metric, not given.unmasked, given.days, given.seed)
+    print(f"{given.metric}, {'unmasked' if given.unmasked else 'masked'}; a: {given.a}, b: {given.b}\n")
+    print(f"| step | a | b | a - b, {LEVEL:.0%} interval | |\n|---|---|---|---|---|")
+    for row in rows:
+        print(
+            f"| {row.step} | {row.a:.3f} | {row.b:.3f} | {row.low:+.3f} to {row.high:+.3f} | {row.verdict} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

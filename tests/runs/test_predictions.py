@@ -1,0 +1,102 @@
+"""Forecasts in a file are those that were evaluated, and two such files can be compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from studies.paired import compare
+
+from cnfgnn.data.files.export import write_folder
+from cnfgnn.runs.evaluate import evaluate_run
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.predictions import write_predictions
+from cnfgnn.runs.train import Unwatched, train_run
+from tests.commands import said
+from tests.conftest import network, small
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, with its data beside it."""
+    place, data = tmp_path_factory.mktemp("trained"), network()
+    write_folder(data, place)
+    config = small("gru-fedavg").with_changes({"training.rounds": 1, "data.path": str(place)})
+    train_run(Run.create(place / "run", config, data), data, Unwatched())
+    return place / "run"
+
+
+def test_forecasts_in_the_file_have_the_errors_and_ranges_of_the_evaluation(
+    trained: Path, tmp_path: Path
+) -> None:
+    run, data, path = Run.open(trained), network(), tmp_path / "all.parquet"
+    scores = evaluate_run(run, data)
+    assert write_predictions(run, data, "test", path) == scores.forecasts
+    frame = pd.read_parquet(path)
+    observed = frame[frame["observed"]]
+    error = (observed["forecast"] - observed["truth"]).astype(np.float64)
+    assert np.sqrt((error**2).mean()) == pytest.approx(scores.overall.masked_rmse, rel=1e-5)
+    third = error[observed["step"] == 3]
+    assert third.abs().mean() == pytest.approx(scores.at(3).masked_mae, rel=1e-5)
+    assert scores.intervals is not None
+    inside = observed["truth"].between(observed["low_80"], observed["high_80"])
+    assert inside.mean() == pytest.approx(scores.intervals.overall(80).coverage, abs=1e-3)
+    last = data.readings.times[-1] - data.readings.step * run.config.data.horizon
+    assert frame["issued"].max() == last
+    assert set(frame["sensor"]) == set(data.readings.ids)
+
+
+def test_the_validation_split_has_forecasts_without_ranges(trained: Path, tmp_path: Path) -> None:
+    path = tmp_path / "part.parquet"
+    said("evaluate", trained, "--split", "validation", "--predictions", path)
+    frame = pd.read_parquet(path)
+    assert frame["low_80"].isna().all()
+    assert frame["forecast"].notna().all()
+    problem = said("evaluate", trained, "--predictions", tmp_path / "x.csv", fails=True)
+    assert "--predictions: cannot write 'x.csv': give a .parquet file" in problem
+
+
+def forecasts(error: float, seed: int, days: int = 60, start: str = "2024-01-01") -> pd.DataFrame:
+    """Three steps ahead at one sensor, whose errors grow with the step and differ from day to day."""
+    rng = np.random.default_rng(seed)
+    issued = pd.date_range(start, periods=days * 24, freq="h").repeat(3)
+    step = np.tile([1, 2, 3], days * 24)
+    of_day = np.repeat(rng.normal(size=days), 72)
+    truth = np.random.default_rng(0).normal(50, 5, len(step))
+    return pd.DataFrame(
+        {
+            "sensor": "a",
+            "issued": issued,
+            "step": step,
+            "truth": truth,
+            "observed": np.arange(len(step)) % 7 > 0,
+            "forecast": truth + step * error * (of_day + 0.1 * rng.normal(size=len(step))),
+        }
+    )
+
+
+def test_better_is_said_only_where_the_interval_excludes_zero() -> None:
+    rows = compare(forecasts(1.0, 1), forecasts(2.0, 2), "rmse", masked=True, days=1, seed=0)
+    assert [row.step for row in rows] == ["1", "2", "3", "all"]
+    assert all(row.verdict == "a is better" and row.low < row.a - row.b < row.high < 0 for row in rows)
+    rows = compare(forecasts(1.0, 1), forecasts(1.0, 4), "mae", masked=False, days=7, seed=0)
+    assert {row.verdict for row in rows} == {"no difference shown"}
+
+
+def test_days_are_drawn_as_a_whole() -> None:
+    """1,440 forecasts of 60 days are 60 observations, not 1,440: the interval is that much wider."""
+    daily = compare(forecasts(1.0, 1), forecasts(1.1, 2), "mae", masked=True, days=1, seed=0)[0]
+    a, b = (
+        frame[(frame["step"] == 1) & frame["observed"]] for frame in (forecasts(1.0, 1), forecasts(1.1, 2))
+    )
+    each = ((a["forecast"] - a["truth"]).abs() - (b["forecast"] - b["truth"]).abs()).to_numpy()
+    naive = 4 * each.std() / np.sqrt(len(each))
+    assert daily.high - daily.low > 3 * naive
+
+
+def test_only_what_both_forecast_is_compared() -> None:
+    later = forecasts(1.0, 1, start="2024-01-31")
+    with pytest.raises(SystemExit, match="no forecast of the same sensor, time and step"):
+        compare(later, forecasts(1.0, 2, days=10), "mae", masked=True, days=1, seed=0)
