@@ -1,11 +1,18 @@
 """What a practitioner would use instead of a network: gradient-boosted trees, fitted to the readings of all
 sensors pooled. `kinds.py --lightgbm` shows them beside the simple forecasts (`pip install cnfgnn[studies]`).
 
+    python studies/boosted_trees.py auckland experiments/records/auckland    # records of both, for tables
+
 One model for each step ahead. Its inputs are the last readings, those at the forecast time a day and a week
-before, the time of day, the day of the week and the sensor.
+before, the time of day, the day of the week and the sensor. Nothing in it is random.
 """
 
 from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +21,12 @@ from torch import Tensor
 
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.windows import Split
-from cnfgnn.runs.baselines import DAY_S, Group, Prepared
+from cnfgnn.files import make_folder, write_whole
+from cnfgnn.runs.baselines import DAY_S, Group, Prepared, all_baselines
+from cnfgnn.runs.events import plain
+from cnfgnn.runs.record import about
 from cnfgnn.runs.scores import Scores
 
 Floats = npt.NDArray[np.float64]
@@ -71,3 +82,31 @@ def _targets(prepared: Prepared, split: Split, step: int) -> tuple[Floats, npt.N
     """(nw,): the scaled targets, and which of them were observed."""
     rows = prepared.windows.starts[split] + prepared.config.history + step
     return prepared.data.targets.numpy()[:, rows].ravel(), ~prepared.series.missing[:, rows].ravel()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path, help="folder for a record of each")
+    given = parser.parse_args()
+    data, config = load(given.data), DataConfig()
+    make_folder(given.out)
+    begun = time.perf_counter()
+    found = {"LightGBM, pooled": boosted_trees(data, config)}
+    seconds = round(time.perf_counter() - begun, 1)
+    for method, scores in (all_baselines(data, config) | found).items():
+        took = seconds if method in found else None
+        record = {
+            "method": method,
+            "seed": None,
+            **about(data.name, data.readings),
+            "errors": scores.summary(),
+        }
+        text = json.dumps(plain(record | {"bytes": None, "seconds": took}), indent=1, allow_nan=False) + "\n"
+        name = method.partition(",")[0].lower().replace(" ", "-")
+        write_whole(given.out / f"{data.name}-{name}.json", text.encode())
+        print(f"{method}: masked RMSE {scores.overall.masked_rmse:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -62,10 +62,10 @@ def description_of(data: Dataset, settings: DataConfig) -> dict[str, Any]:
     """The facts of a data set as a run sees it, by name; a window counts if at least one sensor has it."""
     import numpy as np
 
-    from cnfgnn.data.description import fingerprint
+    from cnfgnn.data.description import checksum
     from cnfgnn.data.quality import clean_dataset
 
-    checksum = fingerprint(data)  # as runs record it
+    sha256 = checksum(data.readings)
     data = clean_dataset(data, settings)
     readings, graph = data.readings, data.graph
     known = readings.values[~readings.missing]
@@ -90,7 +90,7 @@ def description_of(data: Dataset, settings: DataConfig) -> dict[str, Any]:
         **_inputs(readings),
         **_extent(readings),
         **_windows(data, settings),
-        "checksum": checksum,
+        "checksum": sha256,
     }
 
 

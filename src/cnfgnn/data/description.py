@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.inputs import NO_NAMES, InputNames
+from cnfgnn.data.readings import Readings
 
 
 @dataclass(frozen=True)
@@ -118,22 +120,26 @@ def fingerprint(data: Dataset) -> str:
     """A digest of everything a run learns from: times, sensors, readings, what is missing, the graph, and
     further inputs."""
     sha = hashlib.sha256("\n".join(data.readings.ids).encode())
-    readings, graph = data.readings, data.graph
-    for array in (
-        readings.seconds,
-        np.nan_to_num(readings.values, nan=-1.0),
-        readings.missing,
-        graph.senders,
-        graph.receivers,
-        graph.weights,
-    ):
-        sha.update(np.ascontiguousarray(array).tobytes())
-    for one in readings.others:
+    graph = data.graph
+    _update(sha, *_arrays(data.readings), graph.senders, graph.receivers, graph.weights)
+    for one in data.readings.others:
         sha.update(repr((one.name, one.known_ahead, one.for_all, one.readings.values.shape)).encode())
-        for array in (
-            one.readings.seconds,
-            np.nan_to_num(one.readings.values, nan=-1.0),
-            one.readings.missing,
-        ):
-            sha.update(np.ascontiguousarray(array).tobytes())
+        _update(sha, *_arrays(one.readings))
     return sha.hexdigest()
+
+
+def checksum(readings: Readings) -> str:
+    """A digest of times, sensors and readings, which is the same on every machine; a graph that is computed
+    from positions may differ in its last digits."""
+    sha = hashlib.sha256("\n".join(readings.ids).encode())
+    _update(sha, *_arrays(readings))
+    return sha.hexdigest()
+
+
+def _arrays(readings: Readings) -> tuple[npt.NDArray[Any], ...]:
+    return readings.seconds, np.nan_to_num(readings.values, nan=-1.0), readings.missing
+
+
+def _update(sha: hashlib._Hash, *arrays: npt.NDArray[Any]) -> None:
+    for array in arrays:
+        sha.update(np.ascontiguousarray(array).tobytes())

@@ -17,7 +17,8 @@ import torch
 from cnfgnn.algorithm.methods import method_of, preset
 from cnfgnn.config.presets import BASELINE_SIZES, LIKES
 from cnfgnn.config.settings import SETTINGS, Config
-from cnfgnn.data.description import DataDescription
+from cnfgnn.data.description import checksum
+from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError
 from cnfgnn.files import write_whole
 from cnfgnn.runs.events import plain
@@ -30,7 +31,7 @@ COMMIT = "CNFGNN_COMMIT"  # set it where the code is not a git checkout
 OF_THE_PLACE = ("data.path", "method", "seed", "compute.device", "compute.memory")  # not of the method
 
 
-def write_record(run: Run, scores: Scores) -> None:
+def write_record(run: Run, readings: Readings, scores: Scores) -> None:
     """Leave the record of a finished run in its folder."""
     best, events = run.progress.best, run.events()
     nearest, settings = settings_that_differ(run.config)
@@ -39,7 +40,7 @@ def write_record(run: Run, scores: Scores) -> None:
         "preset": nearest,
         "settings": settings,
         "seed": run.config.seed,
-        **about(run.data),
+        **about(run.data.name, readings),
         "errors": scores.summary(),
         "bytes": vars(best.training_bytes),
         "rounds": {"best": best.r_g, "all": len(run.progress.history)},
@@ -48,14 +49,14 @@ def write_record(run: Run, scores: Scores) -> None:
     write_whole(run.folder / FILE, (json.dumps(plain(record), indent=1, allow_nan=False) + "\n").encode())
 
 
-def about(data: DataDescription) -> dict[str, Any]:
+def about(name: str, readings: Readings) -> dict[str, Any]:
     """The part of a record that says what was measured where: data, version, machine."""
     return {
         "data": {
-            "name": data.name,
-            "checksum": data.fingerprint,
-            "sensors": len(data.sensors),
-            "rows": data.rows,
+            "name": name,
+            "checksum": checksum(readings),
+            "sensors": len(readings.ids),
+            "rows": len(readings.times),
         },
         "version": __version__,
         "commit": _commit(),

@@ -84,7 +84,7 @@ def train_run(run: Run, data: Dataset, watcher: Watcher) -> Result:
         return experiment
 
     result = train_run_with(run, set_up, lambda: _data_as_dict(data, run.config.data), watcher)
-    write_record(run, result.test)
+    write_record(run, data.readings, result.test)
     return result
 
 
