@@ -16,7 +16,7 @@ BY_HASH := -m pip install --quiet --require-hashes --no-deps
 # Tests start hundreds of processes: without cached bytecode, each of them compiles the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-slow test-lowest trials chaos fuzz test-kernels check lint types docs sbom lock clean
+.PHONY: help demo test test-all test-slow test-lowest trials chaos fuzz test-kernels check lint types docs tables sbom lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -78,6 +78,9 @@ types: $(READY_DEV)  ## mypy, strict
 docs: $(READY_DEV)  ## build the documentation into site/; warnings and broken links are errors
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -d $(VENV)/doctrees docs site
 	@echo "open site/index.html"
+
+tables: $(READY_DEV)  ## write the tables of README.md and docs/ that are made from experiments/records
+	$(BIN)/python studies/docs_tables.py
 
 sbom: $(READY_DEV)  ## what the environment holds, with versions and licences, as CycloneDX in sbom.json
 	$(PYTHON) -m venv $(SBOM)
