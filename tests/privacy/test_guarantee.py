@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from cnfgnn.privacy.guarantee import (
     normal_cdf,
     table,
 )
+from studies import check_guarantee
 
 
 def test_the_distance_grows_with_the_change_and_the_root_of_its_length() -> None:
@@ -103,3 +105,16 @@ def test_the_table_has_a_row_for_each_event_and_says_it_in_words() -> None:
     assert [(row.change, row.readings) for row in rows] == [(1, 1), (1, 12), (20, 1), (20, 12)]
     assert [row.verdict for row in rows] == ["well hidden", "mostly hidden", "hardly hidden", "not hidden"]
     assert [row.detection for row in rows] == sorted(row.detection for row in rows)
+
+
+def test_a_reader_can_check_the_guarantee_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """studies/check_guarantee.py computes the same from the definition, by other means."""
+    assert "import cnfgnn" not in Path(check_guarantee.__file__).read_text()
+    monkeypatch.setattr(check_guarantee, "STEP", 0.005)
+    for blur, change, readings in ((5.0, 1.0, 1), (5.0, 5.0, 12), (2.0, 10.0, 6)):
+        mu = distance(change, readings, blur)
+        assert check_guarantee.mu(blur, change, readings) == pytest.approx(mu, rel=1e-12)
+        assert check_guarantee.detection(mu) == pytest.approx(detection(mu), abs=1e-6)
+        assert check_guarantee.epsilon(mu) == pytest.approx(epsilon(mu), rel=1e-4)
+    trial = check_guarantee.detection_by_trial(5.0, 5.0, 4, 4000, seed=1)
+    assert trial == pytest.approx(detection(2.0), abs=0.02)
