@@ -10,7 +10,7 @@ A mark names a table and what it shows:
 
 `records FOLDER ERROR...` has a line for each method, group of settings and commit in
 experiments/records/FOLDER; put the `record.json` of a run there, under any name. `data-sets` shows
-experiments/data; `bytes` and `operations` recompute the paper's.
+experiments/data; `operations` recomputes the paper's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cnfgnn.studies.costs import operations_of_a_node, recomputed
+from cnfgnn.studies.costs import operations_of_a_node
 from cnfgnn.studies.published import NETWORKS
 from cnfgnn.studies.tables import Column, Mean, Table
 
@@ -139,7 +139,6 @@ def data_sets() -> Table:
 TABLES: Mapping[str, Callable[..., Table | str]] = {
     "records": records,
     "data-sets": data_sets,
-    "bytes": recomputed,
     "operations": operations_of_a_node,
 }
 
