@@ -135,6 +135,13 @@ def test_bad_folders_of_basicts_are_told_in_a_sentence(tmp_path, changes, senten
     assert sentence in str(caught.value)
 
 
+def test_a_time_of_day_that_is_none_is_told(tmp_path):
+    folder = basicts(tmp_path / "x")
+    np.full((5, 3, 2), 7, dtype=np.float32).tofile(folder / "data.dat")
+    with pytest.raises(DataError, match=r"data\.dat: its time of day is not a share of the day"):
+        load(folder)
+
+
 def test_a_part_of_a_traffic_file_is_the_same_data(tmp_path):
     source = traffic(tmp_path / "whole" / "metr-la.h5")
     adjacency(source.with_name("adj_mx.pkl"), IDS, [[1, 0.5, 0], [0, 1, 0], [0.25, 0, 1]])

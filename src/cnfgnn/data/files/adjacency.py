@@ -149,7 +149,8 @@ def read_matrix(path: Path, otherwise: tuple[str, ...] = ()) -> tuple[tuple[str,
 def read_plain_matrix(path: Path, ids: tuple[str, ...]) -> Graph:
     """The graph of a matrix in a .npy file, whose rows are those of the ids."""
     try:
-        dense = np.load(path, allow_pickle=False).astype(np.float64)
+        with path.open("rb") as file:
+            dense = np.load(file, allow_pickle=False).astype(np.float64)
     except Exception as problem:  # numpy raises any exception for a damaged file
         raise DataError(path, f"cannot be read as a matrix of numbers ({reason(problem)})") from None
     return _graph(path, ids, dense)

@@ -118,6 +118,8 @@ def zeros_are_missing(path: Path) -> bool:
     """Whether `load` takes a reading of zero in this folder or file for a missing one."""
     if path.suffix == ".npz" or is_basicts(path):
         return True
+    if path.is_dir() and _readings_of(path, live=True) is None:  # its variables are in files of their own
+        return False
     return zeros_are_missing_in(readings_file(path, live=True))
 
 

@@ -49,7 +49,7 @@ def is_basicts(folder: Path) -> bool:
 def read_npz(path: Path, options: ReadingOptions) -> Dataset:
     """PEMS03, 04, 07 or 08; `data.target` chooses among flow (the default), occupancy and speed."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             values = file["data"].astype(np.float32)
     except Exception as problem:  # numpy raises any exception for a damaged file
         raise DataError(path, f"has no array called data ({reason(problem)})") from None
@@ -83,7 +83,10 @@ def read_basicts(folder: Path, options: ReadingOptions) -> Dataset:
     ids, graph = _matrix(folder, "adj_mx.pkl", tuple(map(str, range(shape[1]))))
     clock = None
     if "time of day" in features:
-        clock = np.rint(np.asarray(whole[:, 0, features.index("time of day")], np.float64) * DAY_MINUTES)
+        share = np.asarray(whole[:, 0, features.index("time of day")], np.float64)
+        if not ((share >= 0) & (share < 1)).all():
+            raise DataError(path, "its time of day is not a share of the day, from 0 to below 1")
+        clock = np.rint(share * DAY_MINUTES)
     readings = _readings(path, name, np.array(whole[..., 0]), ids, clock)
     return Dataset(folder.absolute().name, readings, graph)
 
@@ -115,7 +118,7 @@ def _readings(
         problem = f"holds no dates, and those of {name!r} are not known (but of {known})"
         raise DataError(path, f"{problem}: write a readings.csv with times")
     minutes = np.arange(len(values)) * STEP_MINUTES
-    if clock is not None and np.isfinite(clock).all():
+    if clock is not None:
         minutes = np.concatenate([clock[:1], clock[0] + np.cumsum(np.diff(clock) % DAY_MINUTES)]).astype(int)
     times = np.datetime64(FIRST_DAYS[name], "s") + minutes * np.timedelta64(60, "s")
     return Readings(times, ids, values, values == 0, source=str(path))
