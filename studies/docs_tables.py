@@ -9,8 +9,8 @@ A mark names a table and what it shows:
     <!-- end of table -->
 
 `records FOLDER ERROR...` has a line for each method, group of settings and commit in
-experiments/records/FOLDER; put the `record.json` of a run there, under any name. `data-sets` shows
-experiments/data; `operations` recomputes the paper's.
+experiments/records/FOLDER; put the `record.json` of a run there, under any name. The error `published` is the
+paper's. `data-sets` shows experiments/data; `operations` recomputes the paper's.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.studies.costs import operations_of_a_node
-from cnfgnn.studies.published import NETWORKS
+from cnfgnn.studies.published import NETWORKS, TEST_RMSE
 from cnfgnn.studies.tables import Column, Mean, Table
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS, DATA = ROOT / "experiments" / "records", ROOT / "experiments" / "data"
 MARKED = re.compile(r"(<!-- table: ([^>]+?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 LABELS = {"rmse": "RMSE", "mae": "MAE", "masked_rmse": "masked RMSE", "masked_mae": "masked MAE"}
+LABELS["published"] = "published"
 Record = Mapping[str, Any]
 
 
@@ -83,7 +84,9 @@ def _row(line: Mapping[str, Any], commit: str, errors: Sequence[str]) -> dict[st
     seeds: set[int] = set()
     for name, of_data in line["of"].items():
         for error in errors:
-            row[f"{name} {error}"] = Mean.of(record["errors"]["overall"][error] for record in of_data)
+            row[f"{name} {error}"] = (
+                _published(of_data[0]) if error == "published" else _over_seeds(of_data, error)
+            )
         if of_data[0]["bytes"] is not None:
             megabytes = [record["bytes"]["per_node"] / record["data"]["sensors"] / 1e6 for record in of_data]
             row[f"{name} bytes"] = Mean.of(megabytes)
@@ -91,14 +94,33 @@ def _row(line: Mapping[str, Any], commit: str, errors: Sequence[str]) -> dict[st
     return row | {"seeds": ", ".join(map(str, sorted(seeds))) or None}
 
 
+def _over_seeds(of_data: Sequence[Record], error: str) -> Mean:
+    return Mean.of(record["errors"]["overall"][error] for record in of_data)
+
+
+def _published(record: Record) -> float | None:
+    """The paper's unmasked RMSE of a method, on the whole data set."""
+    size = record.get("preset", {}).get("size", "")
+    return TEST_RMSE.get(_like(record), {}).get((record["method"], size))
+
+
+def _like(record: Record) -> str:
+    """The data set of the paper that the data are a part of, if any."""
+    return next((like for like in NETWORKS if record["data"]["name"].startswith(like)), "")
+
+
 def _mean(value: Any) -> float:
     return value.mean if isinstance(value, Mean) else float("inf")
 
 
 def _settings(record: Record) -> list[tuple[str, str]]:
-    """What a run was told beyond its method, as pairs of text."""
-    preset = [(key, value) for key, value in record.get("preset", {}).items() if value not in ("", "63k")]
-    return [*preset, *((key, str(value)) for key, value in record.get("settings", {}).items())]
+    """What a run was told beyond its method and the data set's published settings, as pairs of text."""
+    preset, pairs = record.get("preset", {}), []
+    if preset.get("size", "63k") != "63k":
+        pairs.append(("size", preset["size"]))
+    if preset and preset["like"] != _like(record):
+        pairs.append(("like", preset["like"] or "none"))
+    return [*pairs, *((key, str(value)) for key, value in record.get("settings", {}).items())]
 
 
 def _check_data(found: Sequence[Record]) -> None:

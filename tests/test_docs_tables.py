@@ -56,6 +56,24 @@ def test_seeds_are_averaged_and_commits_and_settings_have_lines_of_their_own(
     assert table.notes == ["Measured on a machine; compute.precision = tf32."]
 
 
+def test_published_errors_stand_beside_ours_on_both_data_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docs_tables, "RECORDS", tmp_path)
+    found = []
+    for name in ("metr-la", "pems-bay"):
+        data = {"name": f"{name}-7", "checksum": name, "sensors": 2, "rows": 9}
+        presets = [{"size": "63k", "like": like} for like in (name, "")]
+        found += [record("gru-fedavg", data=data, preset=preset) for preset in presets]
+    written(tmp_path / "both", *found)
+    table = docs_tables.records("both", "rmse", "published")
+    assert not isinstance(table, str)
+    assert [" | ".join(cells) for cells in table.cells()] == [
+        "gru-fedavg | 2.000 | 12.132 | 1.5 | 2.000 | 4.512 | 1.5 | 1 | abc1234",
+        "gru-fedavg, like = none | 2.000 | 12.132 | 1.5 | 2.000 | 4.512 | 1.5 | 1 | abc1234",
+    ]
+
+
 def test_records_of_different_readings_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docs_tables, "RECORDS", tmp_path)
     other = {"name": "lake", "checksum": "b2", "sensors": 2, "rows": 9}

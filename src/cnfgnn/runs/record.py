@@ -34,7 +34,7 @@ OF_THE_PLACE = ("data.path", "method", "seed", "compute.device", "compute.memory
 def write_record(run: Run, readings: Readings, scores: Scores) -> None:
     """Leave the record of a finished run in its folder."""
     best, events = run.progress.best, run.events()
-    nearest, settings = settings_that_differ(run.config)
+    nearest, settings = settings_that_differ(run.config, run.data.name)
     record = {
         "method": method_of(run.config.method).name,
         "preset": nearest,
@@ -65,12 +65,13 @@ def about(name: str, readings: Readings) -> dict[str, Any]:
     }
 
 
-def settings_that_differ(config: Config) -> tuple[Mapping[str, str], dict[str, Any]]:
-    """The preset that the settings are nearest to, and those in which they differ from it."""
+def settings_that_differ(config: Config, data: str) -> tuple[Mapping[str, str], dict[str, Any]]:
+    """The preset that the settings are nearest to, and those in which they differ from it. If several are as
+    near, it is the one of the data set that `data` is named after."""
     values = {key: config.setting(key) for key in SETTINGS if key not in OF_THE_PLACE}
     found = []
     for size in BASELINE_SIZES:
-        for like in (None, *LIKES):
+        for like in sorted((None, *LIKES), key=lambda like: like is None or not data.startswith(like)):
             with suppress(ConfigError):  # the method has no such preset
                 other = preset(config.method, size, like)
                 differ = {key: value for key, value in values.items() if value != other.setting(key)}
