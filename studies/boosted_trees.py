@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +93,11 @@ def main() -> None:
     data, config = load(given.data), DataConfig()
     make_folder(given.out)
     begun = time.perf_counter()
-    found = {"LightGBM, pooled": boosted_trees(data, config)}
+    found = {}
+    if find_spec("lightgbm"):
+        found["LightGBM, pooled"] = boosted_trees(data, config)
+    else:
+        print("LightGBM is not installed: only the simple forecasts")
     seconds = round(time.perf_counter() - begun, 1)
     for method, scores in (all_baselines(data, config) | found).items():
         took = seconds if method in found else None

@@ -222,7 +222,10 @@ def evaluate(
     per_step: Annotated[bool, typer.Option("--per-step", help="Add the errors of each step ahead.")] = False,
     per_node: Annotated[bool, typer.Option("--per-node", help="Add the errors of each sensor.")] = False,
     predictions: Annotated[
-        Path | None, typer.Option(help="Write every forecast beside its reading: a .parquet file.")
+        Path | None,
+        typer.Option(
+            help="A .parquet file to write: sensor, issued, step, truth, observed, forecast, ranges."
+        ),
     ] = None,
     changes: ReadingOption = None,
     as_json: JsonOption = False,

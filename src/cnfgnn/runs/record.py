@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from cnfgnn.algorithm.experiment import fit_to_windows
 from cnfgnn.algorithm.methods import method_of, preset
 from cnfgnn.config.presets import BASELINE_SIZES, LIKES
 from cnfgnn.config.settings import SETTINGS, Config
@@ -34,7 +35,8 @@ OF_THE_PLACE = ("data.path", "method", "seed", "compute.device", "compute.memory
 def write_record(run: Run, readings: Readings, scores: Scores) -> None:
     """Leave the record of a finished run in its folder."""
     best, events = run.progress.best, run.events()
-    nearest, settings = settings_that_differ(run.config, run.data.name)
+    windows = int(events[0]["windows"]["train"])
+    nearest, settings = settings_that_differ(run.config, run.data.name, windows)
     record = {
         "method": method_of(run.config.method).name,
         "preset": nearest,
@@ -65,15 +67,16 @@ def about(name: str, readings: Readings) -> dict[str, Any]:
     }
 
 
-def settings_that_differ(config: Config, data: str) -> tuple[Mapping[str, str], dict[str, Any]]:
-    """The preset that the settings are nearest to, and those in which they differ from it. If several are as
-    near, it is the one of the data set that `data` is named after."""
+def settings_that_differ(config: Config, data: str, windows: int) -> tuple[Mapping[str, str], dict[str, Any]]:
+    """The preset that the settings are nearest to, as it suits so many training windows, and those in which
+    they differ from it. If several are as near, it is the one of the data set that `data` is named after."""
+    method = method_of(config.method)
     values = {key: config.setting(key) for key in SETTINGS if key not in OF_THE_PLACE}
     found = []
     for size in BASELINE_SIZES:
         for like in sorted((None, *LIKES), key=lambda like: like is None or not data.startswith(like)):
             with suppress(ConfigError):  # the method has no such preset
-                other = preset(config.method, size, like)
+                other = fit_to_windows(preset(method.name, size, like), method, windows)
                 differ = {key: value for key, value in values.items() if value != other.setting(key)}
                 found.append(({"size": size, "like": like or ""}, differ))
     return min(found, key=lambda one: len(one[1]))
