@@ -6,8 +6,9 @@
 
 Both are compared on the forecasts that both made. Errors of one day resemble each other, so whole days are
 drawn with replacement (`--days 7`: whole weeks), and the difference a - b is computed again for each draw.
-One of the two is called better only where the interval excludes zero. Training seeds are not part of this:
-compare several.
+One of the two is called better only where the interval excludes zero. With few days that still happens too
+often: between equal runs whose errors differ from day to day only, in 7 % of 100 simulated pairs with 60 days
+and in 9 to 14 % with 20 to 30, instead of 5 %. Training seeds are not part of this: compare several.
 """
 
 from __future__ import annotations
