@@ -32,6 +32,7 @@ ORDER = [
     "live",
     "studies",
     "federation",
+    "testing",
     "api",
     "",  # the package itself: offers the Python API
     "cli",

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import warnings
+import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from cnfgnn.algorithm.compute.device import caller_settings_restored
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.messages.ledger import Bytes
-from cnfgnn.algorithm.methods import METHODS, Like, Method, preset
+from cnfgnn.algorithm.methods import METHODS, Like, Method, method_of, preset, register
+from cnfgnn.config.declarations import setting
 from cnfgnn.config.presets import DEFAULT_METHOD
 from cnfgnn.config.settings import (
     CityConfig,
@@ -30,8 +37,9 @@ from cnfgnn.config.settings import (
 from cnfgnn.data.batch import Loss
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.files.folder import load
+from cnfgnn.data.files.formats import read_frame
 from cnfgnn.data.graph import Graph
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, columns_of
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.data.windows import Split
 from cnfgnn.errors import (
@@ -157,6 +165,192 @@ def _opened(run: Run | str | Path) -> Run:
     return run if isinstance(run, Run) else Run.open(Path(run))
 
 
+class Forecaster:
+    """A method as an estimator: a table of readings in, a table of forecasts out.
+
+    It follows scikit-learn where that fits: `get_params`, `set_params` and `sklearn.base.clone` work, nothing
+    is checked before `fit`, and what ends in an underscore exists after it. Readings are a table with times
+    as its index and a column for each sensor (or a long table, see docs/data.md), a folder or file, or a
+    `Dataset`.
+
+    Args:
+        method: The name of a method.
+        sensors: Where the sensors are, for readings in a table: a row for each, with its id as the index and
+            the columns latitude and longitude.
+        graph: The graph of the sensors, in the order of their columns, instead of `sensors`. Methods without
+            a Graph Network need neither.
+        **settings: Settings by name, with two underscores for the dot: `training__rounds=3, seed=2`.
+
+    Attributes:
+        run_: The run that was trained; without `out`, it is deleted with this object.
+        result_: What `cnfgnn.fit` returns; not after `load`.
+        feature_names_in_: The sensors.
+    """
+
+    run_: Run
+    result_: Result
+    feature_names_in_: np.ndarray[Any, Any]
+
+    def __init__(
+        self,
+        method: str = DEFAULT_METHOD,
+        *,
+        sensors: pd.DataFrame | None = None,
+        graph: Graph | None = None,
+        **settings: Any,
+    ) -> None:
+        self.method, self.sensors, self.graph, self.settings = method, sensors, graph, settings
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments that it was made with."""
+        return {"method": self.method, "sensors": self.sensors, "graph": self.graph, **self.settings}
+
+    def set_params(self, **params: Any) -> Forecaster:
+        """Change some of these arguments; the next `fit` uses them."""
+        for name, value in params.items():
+            if name in ("method", "sensors", "graph"):
+                setattr(self, name, value)
+            else:
+                self.settings = {**self.settings, name: value}
+        return self
+
+    def __repr__(self) -> str:
+        shown = [repr(self.method), *(f"{name}={value!r}" for name, value in self.settings.items())]
+        return f"Forecaster({', '.join(shown)})"
+
+    def fit(
+        self,
+        data: pd.DataFrame | Dataset | str | Path,
+        y: None = None,
+        *,
+        out: str | Path | None = None,
+        watcher: Watcher | None = None,
+    ) -> Forecaster:
+        """Train on readings, of which the last are kept for validation and for `result_.test`.
+
+        Args:
+            data: The readings.
+            y: Not used.
+            out: A new or empty folder for the run, to keep it.
+            watcher: Called when training begins and ends, and after every minibatch and round.
+        """
+        settings = dict(self.settings)
+        if isinstance(data, str | Path):
+            settings.setdefault("data__path", str(Path(data).absolute()))
+        dataset = self._dataset(data)
+        folder = self._own_folder() if out is None else Path(out)
+        self.result_ = fit(dataset, self.method, folder, watcher, **settings)
+        self._use(Run.open(folder), dataset)
+        return self
+
+    def predict(
+        self, data: pd.DataFrame | Dataset | str | Path | None = None, intervals: Sequence[int] = ()
+    ) -> pd.DataFrame:
+        """Forecast the readings that follow the last ones, as `cnfgnn.forecast` does.
+
+        Args:
+            data: Newer readings; without them, those of `fit`.
+            intervals: Levels in per cent, such as `[80, 95]`.
+        """
+        return forecast(self._fitted, self._newer(data), intervals)
+
+    def score(self, data: pd.DataFrame | Dataset | str | Path | None = None, y: None = None) -> float:
+        """The negative masked RMSE on the validation split, so that more is better and no choice is made by
+        test errors."""
+        return -evaluate(self._fitted, self._newer(data), "validation").overall.masked_rmse
+
+    def save(self, folder: str | Path) -> None:
+        """Copy the trained run to a new folder, for `load` and for the command line."""
+        run, target = self._fitted, Path(folder)
+        if target.exists():
+            raise RunError(target, "already exists; choose another folder")
+        try:
+            shutil.copytree(run.folder, target)
+        except OSError as error:
+            raise StorageError(target, error) from error
+
+    @classmethod
+    def load(cls, run: Run | str | Path) -> Forecaster:
+        """Open what `save`, `fit(out=...)` or `cnfgnn train` wrote."""
+        opened = _opened(run)
+        settings = {key.replace(".", "__"): opened.config.setting(key) for key in opened.manifest.given}
+        loaded = cls(opened.config.method, **settings)
+        loaded._use(opened, None)
+        return loaded
+
+    # ---- what it is fitted to ----
+
+    def _own_folder(self) -> Path:
+        """A folder that is deleted with this object."""
+        folder = tempfile.mkdtemp(prefix="cnfgnn-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
+
+    def _use(self, run: Run, data: Dataset | None) -> None:
+        self.run_, self._data = run, data
+        self.feature_names_in_ = np.array(run.data.sensors, dtype=object)
+
+    @property
+    def _fitted(self) -> Run:
+        if not hasattr(self, "run_"):
+            raise RunError("Forecaster", "is not fitted yet: call fit or load first")
+        return self.run_
+
+    def _newer(self, data: pd.DataFrame | Dataset | str | Path | None) -> Dataset:
+        """The readings to forecast from, on the network that it was fitted to if they come without one."""
+        if data is not None:
+            return self._dataset(data, fitted=True)
+        if self._data is None:
+            raise DataError("Forecaster", "a loaded one has no readings: pass them")
+        return self._data
+
+    def _dataset(self, data: pd.DataFrame | Dataset | str | Path, fitted: bool = False) -> Dataset:
+        if isinstance(data, Dataset):
+            return data
+        if isinstance(data, str | Path):
+            return load(data)
+        readings = read_frame(data)
+        if self.sensors is not None:
+            positions = _positions(self.sensors, readings.ids)
+            return Dataset("DataFrame", replace(readings, positions=positions), Graph.nearest(positions))
+        if not fitted:
+            return Dataset("DataFrame", readings, self._given_graph(len(readings.ids)))
+        known = list(self.feature_names_in_)
+        for sensor in readings.ids:
+            if sensor not in known:
+                problem = "it was not fitted to this sensor: pass a Dataset, or sensors with their positions"
+                raise DataError("DataFrame", problem, column=sensor)
+        return Dataset("DataFrame", columns_of(readings, known), self._graph_of_run())
+
+    def _given_graph(self, n: int) -> Graph:
+        if self.graph is not None:
+            return self.graph
+        if method_of(self.method).graph_network:
+            problem = f"the graph of the sensors is unknown, and {self.method} needs it"
+            raise DataError("DataFrame", f"{problem}: give sensors (latitude, longitude) or a graph")
+        return Graph(n, np.arange(n), np.arange(n), np.ones(n))
+
+    def _graph_of_run(self) -> Graph:
+        try:
+            senders, receivers, weights = (np.array(x) for x in self.run_.events()[0]["data"]["edges"])
+            return Graph(len(self.feature_names_in_), senders.astype(int), receivers.astype(int), weights)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise RunError(self.run_.folder, "its events are damaged") from error
+
+
+def _positions(sensors: pd.DataFrame, ids: Sequence[str]) -> np.ndarray[Any, Any]:
+    """(n 2) of a table of sensors."""
+    table = sensors.set_index("id") if "id" in sensors.columns else sensors
+    table = table.set_axis(table.index.map(str))
+    for name in ("latitude", "longitude"):
+        if name not in table.columns:
+            raise DataError("sensors", f"has no column {name}")
+    for sensor in ids:
+        if sensor not in table.index:
+            raise DataError("sensors", f"has no sensor {sensor}, which the readings have")
+    return table.loc[list(ids), ["latitude", "longitude"]].to_numpy(dtype=np.float64)
+
+
 __all__ = [
     "METHODS",
     "Bytes",
@@ -173,6 +367,7 @@ __all__ = [
     "DivergedError",
     "Errors",
     "Experiment",
+    "Forecaster",
     "Graph",
     "GraphConfig",
     "IntervalErrors",
@@ -207,5 +402,7 @@ __all__ = [
     "forecast",
     "load",
     "preset",
+    "register",
     "resume",
+    "setting",
 ]

@@ -47,7 +47,7 @@ def test_settings_survive_the_way_to_a_node(method: str) -> None:
     settings = NodeSettings.of(preset(method, like="metr-la"), "bf16")
     numbers = write_numbers(settings)
     assert read_numbers(NodeSettings, numbers) == settings
-    assert numbers.keys() == number_fields(NodeSettings).keys() == ON_THE_WIRE
+    assert numbers.keys() == number_fields(NodeSettings, numbers).keys() == ON_THE_WIRE
 
 
 def test_a_setting_that_is_sent_reaches_the_node_and_others_do_not() -> None:

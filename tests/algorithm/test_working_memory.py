@@ -18,7 +18,8 @@ from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.messages.cost import GIB
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.models.gru import NodeModel
-from tests.algorithm.test_partition import assert_same, brief, together, trained
+from cnfgnn.testing import assert_same, one_epoch, trained
+from tests.algorithm.test_partition import together
 from tests.conftest import FEDERATED, transport
 
 QUICK = ("at-fedavg", "cnfgnn-plus", "gru-fmtl")
@@ -49,7 +50,7 @@ def test_groups_of_nodes_and_parts_of_minibatches_give_the_same_result(
 ) -> None:
     expected = together(method)
     request.getfixturevalue("little")
-    assert_same(expected, trained(brief(method), None))
+    assert_same(expected, trained(one_epoch(method), None))
 
 
 @pytest.mark.parametrize("method", ["at", pytest.param("sl-fedavg", marks=pytest.mark.slow)])
@@ -59,7 +60,7 @@ def test_weights_that_are_held_elsewhere_are_brought_back(
     expected = together(method)
     monkeypatch.setattr(NodeMemory, "home", lambda *_: torch.device("cpu", 0))  # not equal to "cpu"
     monkeypatch.setattr(NodeMemory, "groups", lambda _, nodes: [slice(0, 4), slice(4, nodes)])
-    apart = trained(brief(method), None)
+    apart = trained(one_epoch(method), None)
     assert clients(apart).home != CPU
     assert_same(expected, apart)
 
@@ -68,7 +69,7 @@ def test_weights_that_are_held_elsewhere_are_brought_back(
 def test_averages_are_taken_as_groups_finish_and_counted_as_if_all_had_sent_theirs(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = trained(brief("at-fedavg"), None)
+    whole = trained(one_epoch("at-fedavg"), None)
     request.getfixturevalue("little")
 
     def never(_: Clients) -> None:
@@ -76,7 +77,7 @@ def test_averages_are_taken_as_groups_finish_and_counted_as_if_all_had_sent_thei
 
     with monkeypatch.context() as patched:
         patched.setattr(Clients, "weights", never)
-        apart = trained(brief("at-fedavg"), None)
+        apart = trained(one_epoch("at-fedavg"), None)
     assert clients(apart).theta["output.bias"].shape[0] == 1
     assert clients(apart).adam is None
     assert apart.ledger.total("training") == whole.ledger.total("training")

@@ -20,11 +20,12 @@ from cnfgnn.federation.site.readings import columns_of
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.site_task import LiveTerms
 from cnfgnn.privacy.copies import CopyStore
+from cnfgnn.testing.two_truths import another_truth
 from tests.conftest import network, small
 from tests.federation.live_federation import LIVE, LiveFederation, qualities, row_of
 from tests.federation.test_inputs import LONG, say, site
 from tests.privacy.test_by_construction import arrays_of, holds
-from tests.privacy.two_truths import another_truth, with_inputs
+from tests.privacy.two_truths import with_inputs
 from tests.waiting import wait_for
 
 KNOWN, ROWS = 120, 150

@@ -25,6 +25,7 @@ from cnfgnn.federation.site.owner import EVALUATIONS, FORECASTS
 from cnfgnn.federation.site.settings import PRIVATE
 from cnfgnn.federation.site.supervisor import FAILED, STARTING
 from cnfgnn.federation.task import RUNS, Task
+from cnfgnn.testing.two_truths import another_truth
 from cnfgnn.transports.remote.codec import Answer, encode_answers
 from tests.federation import fault_injection, wall_log
 from tests.federation.message_log import MESSAGES, digest
@@ -35,7 +36,6 @@ from tests.federation.running_federation import (
     city_on_disk,
     running_federation,
 )
-from tests.privacy.two_truths import another_truth
 
 pytestmark = ENGINE_WARNINGS
 

@@ -24,11 +24,11 @@ from cnfgnn.data.inputs import InputCounts, used_inputs
 from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.runs.simulation import truth_and_copy
+from cnfgnn.testing.two_truths import HISTORY, HORIZON, Seen, TwoTruths, as_bytes
 from cnfgnn.transports.remote.endpoint import Endpoint, Terms
 from cnfgnn.transports.remote.link import Link
 from cnfgnn.transports.remote.messages import Note, Unreachable, pack, unpack
 from cnfgnn.transports.remote.transport import RemoteTransport, Site
-from tests.privacy.two_truths import HISTORY, HORIZON, Seen, TwoTruths, as_bytes
 from tests.transports.remote.both_ways import encode_calls
 
 TIMING = {"seconds", "verbs", "clock", "busy"}  # fields of notes that tell how long something took

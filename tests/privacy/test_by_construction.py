@@ -16,10 +16,11 @@ from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import evaluate_best, train
+from cnfgnn.testing.two_truths import TwoTruths, brief
 from tests.conftest import FEDERATED
 from tests.privacy.recorded_sites import RecordedSites, Sender
 from tests.privacy.test_hostile_server import attack
-from tests.privacy.two_truths import TwoTruths, brief, city
+from tests.privacy.two_truths import city
 
 # Code and what is shared by all objects of a class: from there everything in the process can be reached.
 NOT_FOLLOWED = (types.ModuleType, type, types.CodeType, types.FrameType, types.BuiltinFunctionType)

@@ -29,12 +29,13 @@ from cnfgnn.algorithm.messages.verb import Verb
 from cnfgnn.algorithm.messages.window_plan import WindowPlan
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.windows import SPLITS
+from cnfgnn.testing.two_truths import HISTORY, HORIZON, TRUTHS, TwoTruths, brief
 from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.messages import unpack
 from cnfgnn.transports.remote.schema import check_calls
 from tests.privacy.recorded_sites import RecordedSites, Sender
 from tests.privacy.test_non_interference import LEAKS, Leaky
-from tests.privacy.two_truths import HISTORY, HORIZON, TRUTHS, TwoTruths, brief, city, quick_fits
+from tests.privacy.two_truths import city, quick_fits
 from tests.transports.remote.both_ways import decode_answers
 
 ROWS, SENSORS = 50, 3

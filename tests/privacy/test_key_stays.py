@@ -13,8 +13,9 @@ import pytest
 from cnfgnn.errors import RunError
 from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore
 from cnfgnn.privacy.noise import KEY_BYTES
+from cnfgnn.testing.two_truths import TwoTruths, brief
 from tests.privacy.recorded_sites import train_over_wires
-from tests.privacy.two_truths import TwoTruths, brief, city, train_in_folder
+from tests.privacy.two_truths import city, train_in_folder
 
 
 def forms_of(key: bytes) -> Iterator[bytes]:

@@ -21,7 +21,8 @@ from cnfgnn.federation.site.newcomer_fits import FOLDER, State
 from cnfgnn.privacy.copies import CopiesOfNewest
 from cnfgnn.privacy.truth_and_copy import Blurring
 from cnfgnn.runs.simulation import simulate
-from tests.privacy.two_truths import HISTORY, HORIZON, TwoTruths, as_bytes, brief, city
+from cnfgnn.testing.two_truths import HISTORY, HORIZON, TwoTruths, as_bytes, brief
+from tests.privacy.two_truths import city
 
 RUN = "one"
 

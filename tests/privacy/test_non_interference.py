@@ -28,22 +28,20 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError, DataError, StorageError
 from cnfgnn.models.params import Params
 from cnfgnn.privacy.truth_and_copy import Blurring
-from cnfgnn.transports.remote.endpoint import Endpoint
-from tests.conftest import FEDERATED as ALL_FEDERATED
-from tests.privacy.recorded_sites import train_over_wires
-from tests.privacy.two_truths import (
+from cnfgnn.testing.two_truths import (
     CODE,
     TRUTHS,
     Faults,
     Seen,
     TwoTruths,
     brief,
-    city,
     differences,
-    quick_fits,
-    train_in_folder,
     train_with_faults,
 )
+from cnfgnn.transports.remote.endpoint import Endpoint
+from tests.conftest import FEDERATED as ALL_FEDERATED
+from tests.privacy.recorded_sites import train_over_wires
+from tests.privacy.two_truths import city, quick_fits, restored, train_in_folder
 
 GROUPS = ([0], [1, 2, 3])
 PRIVATE = "cnfgnn-private"
@@ -129,7 +127,7 @@ def test_a_restored_site_sends_the_same_whatever_became_of_its_retired_readings(
 ) -> None:
     """A training, an evaluation and a forecast after the restore of a backup. Readings without a copy in it
     differ; the test of the test is that without retiring them, the server sees it."""
-    owners = TwoTruths.restored(tmp_path, brief(PRIVATE), city(), ("plain", "noisy"), retires)
+    owners = restored(tmp_path, brief(PRIVATE), city(), ("plain", "noisy"), retires)
     one, other = (train_over_wires(truths, truths.one, GROUPS) for truths in owners)
     assert (differences(one, other) == []) == retires
     assert is_learned_from_truth((one, other))

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-import torch
 
-from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import DivergedError
-from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import Progress, evaluate, train
-from tests.conftest import network, small
-
-
-def through_a_file(progress: Progress) -> Progress:
-    """The same progress as a manifest would bring it back."""
-    return Progress(list(progress.history), json.loads(json.dumps(progress.ledger)))
+from cnfgnn.testing import check_resume
+from tests.conftest import small
 
 
 @pytest.mark.parametrize("optimizer_state", [pytest.param("fresh", marks=pytest.mark.slow), "kept"])
@@ -30,27 +22,9 @@ def through_a_file(progress: Progress) -> Progress:
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     method: str, optimizer_state: str, tmp_path: Path
 ) -> None:
-    data = network(seconds=3600)  # nearly a week: something is usual
     if METHODS[method].strategy == "split" and optimizer_state == "fresh":
         optimizer_state = "kept"
-    config = small(method, **{"training.rounds": 4, "training.optimizer_state": optimizer_state})
-
-    def start(folder: str) -> Experiment:
-        return simulate(data, config, store=lambda name: FolderStore(tmp_path / folder / name))
-
-    whole = start("whole")
-    straight = train(whole)
-    first = start("parts")
-    stopped = through_a_file(train(first, rounds=2))
-    second = start("parts")  # a new process would begin like this
-    resumed = train(second, stopped)
-    assert resumed.history == straight.history
-    assert torch.equal(whole.strategy.score("test").told, second.strategy.score("test").told)
-    states = sorted((tmp_path / "whole").rglob("*.safetensors"))
-    assert {path.parent.name for path in states} >= {"server"}
-    for path in states:  # weights and optimisers of the server and, with federated methods, of every node
-        other = tmp_path / "parts" / path.relative_to(tmp_path / "whole")
-        assert other.read_bytes() == path.read_bytes(), path.relative_to(tmp_path)
+    check_resume(method, tmp_path, **{"training.optimizer_state": optimizer_state})
 
 
 def test_the_best_round_comes_back(data: Dataset) -> None:

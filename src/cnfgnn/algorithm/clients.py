@@ -43,7 +43,7 @@ from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NodeError
 from cnfgnn.models.params import Params, models, own, part, rows, size
-from cnfgnn.models.plus import levels, node_model
+from cnfgnn.models.plus import levels
 
 
 class Clients:
@@ -95,7 +95,7 @@ class Clients:
         self.client_batches = Batches(s.seed, CLIENT_BATCHES, count, s.client_batch, device)
         self.server_batches = Batches(s.seed, SERVER_BATCHES, count, s.server_batch, device)
         self.coins = Coins(s.seed, self.data.horizon, s.sampling, device)
-        self.model = node_model(s.model, windows.history, windows.horizon, s.inputs)
+        self.model = s.node_model(windows.history, windows.horizon)
         self.forecaster = Forecaster(self.model, self.compute, s.loss)
         self.sent = s.model.sent_width
         theta = self.model.init(generator(s.seed, NODE_WEIGHTS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -31,9 +32,8 @@ from cnfgnn.data.windows import SPLITS, Windows, check_splits
 from cnfgnn.data.windows import Split as SplitName
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.models.graphnet import Edges
-from cnfgnn.models.gru import NodeModel
+from cnfgnn.models.gru import EncoderDecoder
 from cnfgnn.models.params import Params
-from cnfgnn.models.plus import PlusModel, node_model
 
 PLENTY = 24_000  # training windows for which the rounds of a preset are meant; fewer windows get more rounds
 LEAST_MINIBATCHES = 16  # of an epoch, unless they would be smaller than the smallest
@@ -114,7 +114,7 @@ def federate(
         nodes = everyone.among(seen.nonzero().flatten())
         train_graph = graph.subgraph(nodes.rows.numpy())
     edges = Edges.of(train_graph, compute.device, compute.dtype)
-    server_class = Alternating if method.strategy == "alternating" else Split
+    server_class = method.server or (Alternating if method.strategy == "alternating" else Split)
     strategy = server_class(
         nodes=nodes,
         graph=edges,
@@ -269,9 +269,9 @@ def state_bytes(experiment: Experiment, nodes: int) -> int:
     return needed[experiment.memory_plan.state_format]
 
 
-def model_of(config: Config, inputs: InputCounts = NO_INPUTS) -> NodeModel | PlusModel:
+def model_of(config: Config, inputs: InputCounts = NO_INPUTS) -> EncoderDecoder:
     """The node model of a configuration."""
-    return node_model(config.model, config.data.history, config.data.horizon, inputs)
+    return NodeSettings.of(config, inputs=inputs).node_model(config.data.history, config.data.horizon)
 
 
 def _share(training: TrainingConfig, method: Method, graph: Graph) -> Share:
@@ -283,4 +283,5 @@ def _share(training: TrainingConfig, method: Method, graph: Graph) -> Share:
 def _learner(config: Config, method: Method, compute: Compute) -> GraphLearner | None:
     if not method.graph_network:
         return None
-    return GraphLearner(config.model, config.training.server_lr, config.seed, compute)
+    made = None if method.network is None else partial(method.network, config.model, config.own)
+    return GraphLearner(config.model, config.training.server_lr, config.seed, compute, made)

@@ -12,9 +12,8 @@ from cnfgnn.config.settings import Loss
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.prepared_series import SUMS, PreparedSeries
 from cnfgnn.data.windows import Split
-from cnfgnn.models.gru import NodeModel
+from cnfgnn.models.gru import EncoderDecoder
 from cnfgnn.models.params import Params, rows
-from cnfgnn.models.plus import PlusModel
 
 # Windows without overlap that count against what the network adds to linear forecasts. With a single one, the
 # network makes forecasts of 8 of 23 kinds of data worse, by up to 9 % (docs/notes.md).
@@ -25,7 +24,7 @@ DOUBT = 4.0
 class Forecaster:
     """The node model with the precision and the loss of a run. Weights and readings are arguments."""
 
-    model: NodeModel | PlusModel
+    model: EncoderDecoder
     compute: Compute
     loss: Loss
 

@@ -1,15 +1,17 @@
 """The methods of the paper's tables: a strategy, a way of sharing weights, with or without a Graph Network.
 
-Their settings are in config/presets.py.
+Their settings are in config/presets.py. Other packages may add methods (config/outside.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from cnfgnn.config.presets import DEFAULT_METHOD, DEFAULT_SIZE, METHOD_SETTINGS, PRIVATE, method_preset
+from cnfgnn.config import outside
+from cnfgnn.config.outside import Added
+from cnfgnn.config.presets import DEFAULT_METHOD, DEFAULT_SIZE, PRIVATE, method_preset, settings_of_method
 from cnfgnn.config.presets import LIKES as LIKES
 from cnfgnn.config.presets import Like as Like
 from cnfgnn.config.settings import Config
@@ -17,8 +19,8 @@ from cnfgnn.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Method:
-    """One row of the tables."""
+class Method(Added):
+    """One row of the tables, or a method of another package with what it brings along (`Added`)."""
 
     name: str
     label: str  # in tables and figures
@@ -40,7 +42,7 @@ class Method:
     @property
     def sizes(self) -> tuple[str, ...]:
         """The sizes of node model that the paper has for this method."""
-        return METHOD_SETTINGS[self.name].sizes
+        return settings_of_method(self.name).sizes
 
 
 _TABLE = (
@@ -58,8 +60,52 @@ _TABLE = (
     Method("mlp-fedavg", "CNFGNN+ without a graph", "alternating", "average", False, in_paper=False),
     Method("mlp-central", "MLP (centralized)", "pooled", "pooled", False, in_paper=False),
 )
-METHODS: Mapping[str, Method] = {method.name: method for method in _TABLE}
+BUILT_IN: Mapping[str, Method] = {method.name: method for method in _TABLE}
+
+
+class _AllMethods(Mapping[str, Method]):
+    """Those of this package, then those that others add; of these, only one that is looked up is loaded."""
+
+    def __getitem__(self, name: str) -> Method:
+        if name in BUILT_IN:
+            return BUILT_IN[name]
+        found = outside.find(name)
+        if not isinstance(found, Method):
+            raise KeyError(name)
+        return replace(found, in_paper=False)
+
+    def __contains__(self, name: object) -> bool:
+        return name in BUILT_IN or name in outside.names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*BUILT_IN, *outside.names()])
+
+    def __len__(self) -> int:
+        return len(BUILT_IN) + len(outside.names())
+
+
+METHODS: Mapping[str, Method] = _AllMethods()
 ALIASES: Mapping[str, str] = {"cnfgnn": "at-fedavg", "centralized": "gru-gn-central"}
+
+
+def register(method: Method) -> Method:
+    """Add a method of your own to those of this process, until it ends.
+
+    An entry point of the group `cnfgnn.methods` does the same in every process of a machine on which your
+    package is installed; a federation and `--jobs` need it.
+
+    Args:
+        method: The method, with what it brings along.
+
+    Returns:
+        The same method.
+
+    Raises:
+        ConfigError: cnfgnn has a method of this name, or one of its settings does not exist.
+    """
+    outside.add(method.name, method)
+    preset(method.name)
+    return method
 
 
 def method_of(name: str) -> Method:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cnfgnn.config import outside
 from cnfgnn.config.settings import Config
 from cnfgnn.errors import ConfigError
 
@@ -195,11 +196,17 @@ METHOD_SETTINGS: Mapping[str, MethodSettings] = {
 }
 
 
+def settings_of_method(method: str) -> MethodSettings:
+    """In which settings a method differs from the defaults, also one of another package."""
+    added = None if method in METHOD_SETTINGS else outside.find(method)
+    return METHOD_SETTINGS[method] if added is None else MethodSettings(structure=added.settings)
+
+
 def method_preset(
     method: str, size: str = DEFAULT_SIZE, like: Like | None = None, inductive: bool = False
 ) -> Config:
     """The settings of a method by its own name (no alias), see `cnfgnn.preset`."""
-    settings = METHOD_SETTINGS[method]
+    settings = settings_of_method(method)
     if size not in settings.sizes:
         raise ConfigError("size", f"{method} has no size {size!r}", settings.sizes)
     if like is not None and like not in LIKES:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cnfgnn.config import outside
 from cnfgnn.config.declarations import LARGEST, Setting, setting, settings_of
 from cnfgnn.errors import ConfigError
 
@@ -344,6 +345,7 @@ class Config:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
+    own: Any = None  # of a method from another package: an instance of the class that declares them
     # Not a setting: the keys that a person has set. Only the other settings may adapt to the data.
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
@@ -355,7 +357,7 @@ class Config:
         """
         config = self
         given = set(self.given)
-        for key, value in changes.items():
+        for key, value in sorted(changes.items(), key=lambda change: change[0] != "method"):
             if not _is_empty_section(key, value):
                 config = _with_value(config, key, value)
                 given.add(key)
@@ -371,7 +373,14 @@ class Config:
         """All settings by name; each section is a dict of its own."""
         settings = dataclasses.asdict(self)
         del settings["given"]
+        if self.own is None:
+            del settings["own"]
         return settings
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The dotted keys of all settings, with those of the method's own."""
+        return tuple(declarations(self))
 
     def setting(self, key: str) -> Any:
         """The value of an existing dotted key."""
@@ -382,13 +391,19 @@ class Config:
 
     def check(self) -> None:
         """Raise ConfigError if a value is out of range or two settings contradict each other."""
-        for declared in SETTINGS.values():
+        for declared in declarations(self).values():
             declared.check(self.setting(declared.key))
         _check_layers(self.model)
 
 
 SETTINGS: Mapping[str, Setting] = {declared.key: declared for declared in settings_of(Config)}
 SECTIONS = tuple(dict.fromkeys(key.partition(".")[0] for key in SETTINGS if "." in key))
+
+
+def declarations(config: Config) -> Mapping[str, Setting]:
+    """Every setting by its key, with those of the method's own."""
+    own = {declared.key: declared for declared in outside.declared(config.own)}
+    return {**SETTINGS, **own} if own else SETTINGS
 
 
 def settings_table(include_hidden: bool = False) -> list[Setting]:
@@ -411,10 +426,13 @@ def _check_layers(model: ModelConfig) -> None:
 
 
 def _with_value(config: Config, key: str, value: Any) -> Config:
-    if key not in SETTINGS:
-        raise _unknown(key)
+    declared = declarations(config)
+    if key not in declared:
+        raise _unknown(config, key)
     section, _, name = key.rpartition(".")
-    change = {name: SETTINGS[key].read(value)}
+    change = {name: declared[key].read(value)}
+    if key == "method" and value != config.method:
+        change["own"] = outside.own_settings(value)
     if section:
         change = {section: dataclasses.replace(getattr(config, section), **change)}
     return dataclasses.replace(config, **change)
@@ -425,9 +443,15 @@ def _is_empty_section(key: str, value: Any) -> bool:
     return key in SECTIONS and value == {}
 
 
-def _unknown(key: str) -> ConfigError:
+def _unknown(config: Config, key: str) -> ConfigError:
     """Say what is wrong with a key that names no setting, and which ones there are."""
     first, _, rest = key.partition(".")
+    if first == outside.OWN:
+        own = [s.key for s in declarations(config).values() if s.key.startswith(f"{first}.")]
+        problem = (
+            f"{config.method} has no such setting" if own else f"{config.method} has no settings of its own"
+        )
+        return ConfigError(key, problem, own)
     if first in SECTIONS:
         names = [s.name for s in SETTINGS.values() if s.key.startswith(f"{first}.")]
         if not rest:

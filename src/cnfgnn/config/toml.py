@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.config.declarations import Setting
-from cnfgnn.config.settings import SETTINGS, Config
+from cnfgnn.config.settings import Config, declarations
 from cnfgnn.errors import ConfigError, DataError
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")  # a key that needs no quotes
@@ -69,7 +69,7 @@ def dump_explained(config: Config, include_hidden: bool = False) -> str:
     """
     lines: list[str] = []
     section = ""
-    for key, setting in SETTINGS.items():
+    for key, setting in declarations(config).items():
         value = config.setting(key)
         if setting.hidden and not include_hidden and value == setting.default:
             continue

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from typing import Annotated
 
-from cnfgnn.algorithm.methods import METHODS, method_of
+from cnfgnn.algorithm.methods import BUILT_IN, METHODS, method_of
 from cnfgnn.config.declarations import Declaration
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.site_task import TASKS as TASKS
@@ -54,11 +54,14 @@ def _tasks(names: tuple[str, ...]) -> tuple[str, ...]:
 def _methods(names: tuple[str, ...]) -> tuple[str, ...]:
     found = []
     for name in names:
+        if name in METHODS and name not in BUILT_IN:  # of another package, which is not loaded for this
+            found.append(name)
+            continue
         with suppress(ConfigError):
             if method_of(name).federated:
                 found.append(method_of(name).name)
                 continue
-        valid = [method.name for method in METHODS.values() if method.federated]
+        valid = [method.name for method in BUILT_IN.values() if method.federated]
         raise ConfigError("", f"no federation trains with {name!r}", valid)
     return tuple(dict.fromkeys(found))
 

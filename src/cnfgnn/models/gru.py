@@ -23,8 +23,28 @@ from cnfgnn.models.products import linear
 class EncoderDecoder(ABC):
     """A node model: it encodes past readings as h_c, and decodes h_c and h_G into a forecast."""
 
+    @property
     @abstractmethod
-    def encode(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor: ...
+    def hidden(self) -> int:
+        """Width of h_c, or of one of its `layers`."""
+
+    @property
+    def layers(self) -> int:
+        """States of `hidden` numbers in h_c, side by side."""
+        return 1
+
+    @property
+    @abstractmethod
+    def embedding(self) -> int:
+        """Width of h_G; 0 without a graph."""
+
+    @abstractmethod
+    def init(self, generator: torch.Generator) -> Params:
+        """The initial weights of one model (m = 1)."""
+
+    @abstractmethod
+    def encode(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """h_c (n b h)."""
 
     @abstractmethod
     def decode(

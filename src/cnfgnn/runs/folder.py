@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import cnfgnn.config.toml as config_file
-from cnfgnn.config.settings import SETTINGS, Config
+from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import DataDescription, describe, fingerprint
 from cnfgnn.data.inputs import used_inputs
@@ -82,7 +82,7 @@ class Run:
             settings = {**DEFAULTS_OF_OLD_RUNS, **config_file.read_changes(folder / "config.toml")}
             # Once training has started, no setting may change any more.
             config = Config().with_changes(settings)
-            config = config.with_given(SETTINGS if manifest.events else manifest.given)
+            config = config.with_given(config.keys if manifest.events else manifest.given)
         except CnfgnnError as error:
             raise RunError(folder, f"its settings cannot be used ({error})") from error
         return cls(folder, config, manifest)

@@ -30,7 +30,7 @@ from cnfgnn.models.plus import SENSOR_EMBEDDING
 ROUNDS = "training.rounds"
 SHARE_OF_ROUNDS = 1 / 3  # of a training from the beginning; docs/notes.md has the measurement
 BATCHES = ("training.client_batch", "training.server_batch")
-ARCHITECTURE = ("data.history", "data.horizon", *(key for key in SETTINGS if key.startswith("model.")))
+ARCHITECTURE = ("data.history", "data.horizon", *(key for key in SETTINGS if key.startswith("model.")), "own")
 
 
 @dataclass(frozen=True)

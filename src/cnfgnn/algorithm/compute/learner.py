@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from cnfgnn.algorithm.compute.adam import Adam
@@ -35,18 +35,26 @@ class _Inputs(NamedTuple):
 class GraphLearner:
     """GN and its Adam, whose state is kept from round to round.
 
-    In one minibatch a call returns h_G, and `descend` takes one step along d loss / d h_G.
+    In one minibatch a call returns h_G, and `descend` takes one step along d loss / d h_G. `made` makes a
+    Graph Network of another package.
     """
 
-    def __init__(self, model: ModelConfig, lr: float, seed: int, compute: Compute) -> None:
-        self.gn = _drawn(model, seed).to(compute.device, compute.dtype)
+    def __init__(
+        self,
+        model: ModelConfig,
+        lr: float,
+        seed: int,
+        compute: Compute,
+        made: Callable[[], nn.Module] | None = None,
+    ) -> None:
+        self.gn = _drawn(model, seed, made).to(compute.device, compute.dtype)
         weights = list(self.gn.parameters())
         self.packing = Packing(weights)
         # one vector, so that Adam takes one pass
         self.weights = self.packing.pack(weights).detach().requires_grad_()
         for w, view in zip(weights, self.packing.views(self.weights.detach()), strict=True):
             w.data = view
-        suited = _kernels_support(model.gn_widths)
+        suited = made is None and _kernels_support(model.gn_widths)
         self.by_kernels = kernels.available(compute.device) and compute.bf16 and suited
         self.levels = model.level_width
         self.width = model.embedding_width
@@ -92,6 +100,7 @@ class GraphLearner:
         from cnfgnn.models.kernels.graph import graph_network
 
         weights = self.packing.cast(self.weights, torch.bfloat16)
+        assert isinstance(self.gn, GraphNetwork)
         return mask.nodes(graph_network(self.gn, weights, h_c, graph, mask))
 
     def _with_means(self, h_G: Tensor, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
@@ -195,8 +204,12 @@ class GraphLearner:
         self.adam.load(part(state, "adam."))
 
 
-def _drawn(model: ModelConfig, seed: int) -> GraphNetwork:
+def _drawn(model: ModelConfig, seed: int, made: Callable[[], nn.Module] | None) -> nn.Module:
     """The Graph Network, with weights from the seed."""
+    if made is not None:
+        with torch.random.fork_rng(devices=[]):  # it draws its weights as modules of PyTorch do
+            torch.manual_seed(generator(seed, SERVER_WEIGHTS).initial_seed())
+            return made()
     width = model.sent_width
     network = GraphNetwork(width, model.embedding, model.gn_widths, model.gn_layers, model.gn_mean)
     zero_u = width if model.global_input == "zero" else 0

@@ -17,7 +17,7 @@ from cnfgnn.algorithm.compute.device import Compute, slices
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.forecasters.linear import FOLDS
 from cnfgnn.models import kernels
-from cnfgnn.models.gru import NodeModel
+from cnfgnn.models.gru import EncoderDecoder, NodeModel
 from cnfgnn.models.plus import PlusModel
 
 NODES, NETWORK, KEPT = 0.25, 0.25, 0.5  # shares of the memory for all that is not hidden states
@@ -38,7 +38,7 @@ class NodeMemory:
     """How many nodes learn together, with a model of so many parameters and windows of so many steps."""
 
     def __init__(
-        self, model: NodeModel | PlusModel, parameters: int, history: int, horizon: int, compute: Compute
+        self, model: EncoderDecoder, parameters: int, history: int, horizon: int, compute: Compute
     ) -> None:
         self.compute, self.parameters = compute, parameters
         self._limit = limit(compute)
@@ -69,10 +69,12 @@ class NodeMemory:
         return self.parameters * self.compute.dtype.itemsize
 
 
-def _stored(model: NodeModel | PlusModel, history: int, horizon: int) -> int:
+def _stored(model: EncoderDecoder, history: int, horizon: int) -> int:
     """Numbers that the backward pass needs of one sequence: a window of one node."""
     if isinstance(model, NodeModel):
         return CELL * model.layers * (history * model.hidden + horizon * model.state)
+    if not isinstance(model, PlusModel):  # of another package, taken for a GRU
+        return CELL * (history * model.hidden + horizon * (model.hidden + model.embedding))
     encoder = 2 * model.features + 4 * model.hidden
     if model.config.encoder == "gru":
         encoder = (CELL * model.hidden + model.features) * history

@@ -7,14 +7,40 @@ the set-up.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from cnfgnn.config import outside
 from cnfgnn.config.declarations import Declaration
 from cnfgnn.config.settings import SETTINGS, Config, Loss, Missing, ModelConfig, Wire
 from cnfgnn.data.inputs import NO_INPUTS, InputCounts
+from cnfgnn.errors import ConfigError
+from cnfgnn.models.gru import EncoderDecoder
+from cnfgnn.models.plus import node_model
 
 StateFormat = Literal["full", "bf16", "recomputed"]  # of hidden states, see compute/memory_plan.py
+
+
+OWN_SETTINGS = re.compile(r"\{[ -~]{0,900}\}")  # a table on one line
+
+
+@dataclass(frozen=True)
+class OutsideModel:
+    """A node model of another package: by the name of its method, which the node looks up among the packages
+    that are installed where it is, and the settings of its own."""
+
+    method: Annotated[str, Declaration(key="own_model", form=outside.NAME)]
+    settings: Annotated[str, Declaration(key="own_settings", form=OWN_SETTINGS)] = "{}"
+
+    def made(self, model: ModelConfig, history: int, horizon: int, inputs: InputCounts) -> EncoderDecoder:
+        added = outside.find(self.method)
+        if added is None or added.node_model is None:
+            problem = f"the package with the node model of {self.method} is not installed here"
+            raise ConfigError("method", problem)
+        own = outside.read(self.method, self.settings)
+        made: EncoderDecoder = added.node_model(model, own, history, horizon, inputs)
+        return made
 
 
 @dataclass(frozen=True)
@@ -35,6 +61,7 @@ class NodeSettings:
     # The same for all sites: results must not depend on the grouping.
     state_format: Annotated[StateFormat, Declaration(key="keeping")] = "full"
     inputs: InputCounts = NO_INPUTS  # other variables and covariates that the model takes
+    outside: OutsideModel | None = None  # the node model, if it is one of another package
 
     @classmethod
     def of(
@@ -51,4 +78,19 @@ class NodeSettings:
             decay_rounds=training.rounds if training.schedule == "cosine" else 0,
             state_format=state_format,
             inputs=inputs,
+            outside=outside_model(config),
         )
+
+    def node_model(self, history: int, horizon: int) -> EncoderDecoder:
+        """The node model that these settings describe."""
+        if self.outside is not None:
+            return self.outside.made(self.model, history, horizon, self.inputs)
+        return node_model(self.model, history, horizon, self.inputs)
+
+
+def outside_model(config: Config) -> OutsideModel | None:
+    """The node model of a configuration, if it is one of another package."""
+    added = outside.find(config.method)
+    if added is None or added.node_model is None:
+        return None
+    return OutsideModel(config.method, outside.written(config.own))

@@ -44,10 +44,10 @@ from cnfgnn.algorithm.messages.window_plan import WindowPlan, windows_of
 from cnfgnn.config.declarations import Declaration
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.windows import SPLITS, Split
+from cnfgnn.errors import ConfigError
 from cnfgnn.forecasters.intervals import LEVELS
-from cnfgnn.models.gru import NodeModel
+from cnfgnn.models.gru import EncoderDecoder
 from cnfgnn.models.params import Params, part
-from cnfgnn.models.plus import PlusModel, node_model
 
 if TYPE_CHECKING:
     from cnfgnn.algorithm.clients import Clients
@@ -101,9 +101,12 @@ class Prepare(Tell):
     before_prepare = True
     computes = True
 
-    def model(self) -> NodeModel | PlusModel:
+    def model(self) -> EncoderDecoder:
         """The node model that these settings describe."""
-        return node_model(self.settings.model, self.plan.history, self.plan.horizon, self.settings.inputs)
+        try:
+            return self.settings.node_model(self.plan.history, self.plan.horizon)
+        except ConfigError as error:  # of a package that is not installed here, or a setting of its own
+            raise InvalidCall(str(error)) from error
 
     def down(self, known: Sizes, came: Arrays) -> Expected:
         return known.starts(came)

@@ -47,6 +47,12 @@ def read_readings(path: Path, options: ReadingOptions | None = None) -> Readings
     return readings_of(_table(path, options), options)
 
 
+def read_frame(frame: pd.DataFrame) -> Readings:
+    """The readings of a table in memory, wide or long, with a row for every time step."""
+    options = ReadingOptions()
+    return readings_of(_from_frame(frame, Path("DataFrame"), options), options).on_grid()
+
+
 def read_variables(path: Path, options: ReadingOptions, regular: bool = True) -> dict[str, Readings]:
     """Read such a file, which may be a long table of several variables: the readings of each, by name."""
     return variables_of(_table(path, options), options, regular)

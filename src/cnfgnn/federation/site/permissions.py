@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from cnfgnn.algorithm.methods import ALIASES, METHODS
 from cnfgnn.config.declarations import read_table
+from cnfgnn.config.outside import NAME
 from cnfgnn.config.toml import read_toml
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import CnfgnnError, ConfigError
@@ -197,6 +198,9 @@ def _not_taken_part_in(task: SiteTask, note: Note | None, rules: PermissionRules
         return f"its owner does not take part in run {task.run!r}, but in {_listed(rules.runs)}"
     if task.do in TRAININGS and (rules.methods is not None or rules.approve) and task.method not in METHODS:
         return "the server does not say with which method it trains"
+    if task.method and task.method not in METHODS:
+        asked = task.method if NAME.fullmatch(task.method) else "of the task"
+        return f"no package with the method {asked} is installed there: its owner can install one and restart"
     if rules.methods is not None and task.method and task.method not in rules.methods:
         asked, permitted = task.method[:40], _listed(rules.methods)
         return f"its owner does not take part with the method {asked!r}, but with {permitted}"

@@ -6,7 +6,10 @@ because the process that answers for a site does without torch.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from cnfgnn.algorithm.methods import ALIASES, METHODS, Method
+from cnfgnn.errors import ConfigError
 from cnfgnn.federation.permission_rules import TRAININGS
 
 ASKS = ("census", "turn", "weights", "levels", "encode", "backward", "score")  # whose answers carry arrays
@@ -22,7 +25,9 @@ _NETWORK = frozenset({"encode", "embed", "backward", "levels", "inform"})
 def verbs_allowed(do: str, method: str = "") -> frozenset[str]:
     """The verbs of a task; of a training with a method that is not known here, those of all methods."""
     if do in TRAININGS:
-        known = METHODS.get(ALIASES.get(method, method))
+        known = None
+        with suppress(ConfigError):  # a package that cannot be loaded
+            known = METHODS.get(ALIASES.get(method, method))
         return VERBS - {"turn", "forecast"} if known is None else _TRAIN | _training_verbs(known)
     if do == "evaluate":
         return _USE | {"score"}

@@ -18,6 +18,7 @@ from logging.handlers import RotatingFileHandler
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from cnfgnn.config import outside
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.frames import LARGEST
 from cnfgnn.federation.kept_states import KeptStates
@@ -64,6 +65,8 @@ def serve(kit: Path, task: SiteTask, connection: Connection) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     collect_garbage_regularly()
+    if task.method:  # what the owner's permissions were asked about
+        outside.load_only(task.method)
     if task.do == LIVE:
         _write_log(make_folder(kit / LIVE, 0o700) / LOG)
         _serve_live(kit, task, connection, ended)

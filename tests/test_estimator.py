@@ -1,0 +1,99 @@
+"""The estimator: tables in and out, scikit-learn's conventions, saved and loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import cnfgnn
+from cnfgnn.errors import ConfigError, DataError, RunError
+
+TINY = {"model__hidden": 4, "model__embedding": 4, "model__sent": 2, "training__rounds": 1}
+
+
+def tables(days: float = 1) -> tuple[pd.DataFrame, pd.DataFrame]:
+    readings = cnfgnn.city(sensors=3, days=days).readings
+    assert readings.positions is not None
+    frame = pd.DataFrame(readings.values, index=pd.DatetimeIndex(readings.times), columns=list(readings.ids))
+    places = pd.DataFrame(readings.positions, index=list(readings.ids), columns=["latitude", "longitude"])
+    return frame, places
+
+
+@pytest.fixture(scope="module")
+def fitted() -> cnfgnn.Forecaster:
+    frame, places = tables()
+    return cnfgnn.Forecaster(sensors=places, **TINY).fit(frame)
+
+
+def test_tables_in_and_out_with_intervals_and_newer_readings(fitted: cnfgnn.Forecaster) -> None:
+    frame, _ = tables()
+    ahead = fitted.predict(intervals=[80])
+    sensors = list(fitted.feature_names_in_)
+    assert ahead.index[0] == frame.index[-1] + pd.Timedelta("5min")
+    assert list(ahead.columns[:3]) == sensors == list(frame.columns)
+    assert (ahead[f"{sensors[0]} low 80"] <= ahead[f"{sensors[0]} high 80"]).all()
+    earlier = fitted.predict(frame.iloc[:-12])
+    assert earlier.index[-1] == frame.index[-1]
+    assert fitted.score() == -fitted.result_.progress.best.validation.masked_rmse
+
+
+@pytest.mark.slow
+def test_it_gives_what_the_functions_give(fitted: cnfgnn.Forecaster, tmp_path: Path) -> None:
+    readings = cnfgnn.city(sensors=3, days=1).readings
+    assert readings.positions is not None
+    city = cnfgnn.Dataset("city", readings, cnfgnn.Graph.nearest(readings.positions))
+    result = cnfgnn.fit(city, out=tmp_path / "run", **TINY)
+    assert fitted.result_.test.overall == result.test.overall
+    pd.testing.assert_frame_equal(fitted.predict(), cnfgnn.forecast(tmp_path / "run", city))
+
+
+def test_save_and_load(fitted: cnfgnn.Forecaster, tmp_path: Path) -> None:
+    frame, _ = tables()
+    fitted.save(tmp_path / "saved")
+    loaded = cnfgnn.Forecaster.load(tmp_path / "saved")
+    assert loaded.get_params()["training__rounds"] == 1
+    # columns in another order, and without positions: the network is that of the run
+    again = loaded.predict(frame[frame.columns[::-1]])
+    pd.testing.assert_frame_equal(again, fitted.predict())
+    with pytest.raises(DataError, match="has no readings: pass them"):
+        loaded.predict()
+    with pytest.raises(DataError, match="not fitted to this sensor"):
+        loaded.predict(frame.rename(columns={frame.columns[0]: "new"}))
+    with pytest.raises(RunError, match="already exists"):
+        fitted.save(tmp_path / "saved")
+
+
+def test_the_conventions_of_scikit_learn() -> None:
+    graph = cnfgnn.Graph(2, np.array([0]), np.array([1]), np.array([1.0]))
+    one = cnfgnn.Forecaster("cnfgnn", graph=graph, seed=2)
+    copy = type(one)(**one.get_params(deep=False))  # what sklearn.base.clone does
+    assert all(copy.get_params()[name] is value for name, value in one.get_params().items())
+    assert copy.set_params(seed=3, method="gru-fedavg") is copy
+    assert (copy.get_params()["seed"], copy.method, one.get_params()["seed"]) == (3, "gru-fedavg", 2)
+    assert repr(one) == "Forecaster('cnfgnn', seed=2)"
+    assert not [name for name in vars(one) if name.endswith("_")]
+    with pytest.raises(RunError, match="is not fitted yet: call fit or load first"):
+        one.predict()
+
+
+def test_mistakes_are_named() -> None:
+    frame, places = tables()
+    with pytest.raises(DataError, match="cnfgnn-plus needs it: give sensors"):
+        cnfgnn.Forecaster().fit(frame)
+    with pytest.raises(DataError, match="sensors: has no column longitude"):
+        cnfgnn.Forecaster(sensors=places[["latitude"]]).fit(frame)
+    with pytest.raises(DataError, match="sensors: has no sensor"):
+        cnfgnn.Forecaster(sensors=places.iloc[1:]).fit(frame)
+    with pytest.raises(ConfigError, match="epochs"):
+        cnfgnn.Forecaster(sensors=places, training__epochs=1).fit(frame)
+    with pytest.raises(DataError, match="DataFrame"):
+        cnfgnn.Forecaster(sensors=places).fit(frame.reset_index(drop=True))
+
+
+def test_a_method_without_a_graph_network_needs_no_graph() -> None:
+    frame, _ = tables()
+    one = cnfgnn.Forecaster("gru-fedavg", model__hidden=2, training__rounds=1)
+    assert one.fit(frame).predict().shape == (12, 3)

@@ -1,0 +1,263 @@
+"""Methods of other packages: registered or installed, with settings of their own, and safe at a site."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cnfgnn
+from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.algorithm.messages.number_rules import write_numbers
+from cnfgnn.algorithm.messages.settings import NodeSettings
+from cnfgnn.algorithm.messages.shapes import Sizes
+from cnfgnn.config import outside, toml
+from cnfgnn.config.settings import Config, ModelConfig
+from cnfgnn.errors import ConfigError
+from cnfgnn.federation.site import permissions
+from cnfgnn.federation.site_task import SiteTask
+from cnfgnn.models.gru import EncoderDecoder
+from cnfgnn.models.params import Params
+from cnfgnn.testing import check_method
+from cnfgnn.testing.small_networks import small
+from cnfgnn.testing.two_truths import TwoTruths, brief, differences
+from cnfgnn.transports.remote.schema import Refused, check_calls
+from tests.privacy.recorded_sites import train_over_wires
+from tests.privacy.two_truths import city
+from tests.transports.remote.test_schema import PLAN, STARTS
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "own-method"
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """Settings of `Average`."""
+
+    steps: int = cnfgnn.setting(3, "Number of last readings to average.", at_least=1, sent_to_nodes=True)
+    label: str = cnfgnn.setting("plain", "Nodes are not told.")
+
+
+class Average(EncoderDecoder):
+    """Forecasts a learned multiple of the mean of the last readings: one weight."""
+
+    hidden, embedding = 1, 0
+
+    def __init__(self, model: ModelConfig, own: Smoothing, *_: object) -> None:
+        self.steps = own.steps
+
+    def init(self, generator: torch.Generator) -> Params:
+        return {"output.weight": torch.ones(1, 1)}
+
+    def encode(self, theta: Mapping[str, Tensor], batch: Any) -> Tensor:
+        return batch.x[:, :, -self.steps :, 0].mean(-1, keepdim=True) * theta["output.weight"][:, None]
+
+    def decoded(
+        self, theta: Mapping[str, Tensor], batch: Any, h_c: Tensor, h_G: Tensor | None, truth: Any = None
+    ) -> Tensor:
+        return h_c.expand_as(batch.y)[None]
+
+
+AVERAGE = cnfgnn.Method(
+    "moving-average",
+    "Moving average",
+    "alternating",
+    "average",
+    graph_network=False,
+    settings={"model.embedding": 0, "model.hidden": 1, "training.rounds": 3},
+    own=Smoothing,
+    node_model=Average,
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(outside, "_registered", {})
+    monkeypatch.setattr(outside, "_only", [])
+    yield
+    outside._offered.cache_clear()
+
+
+@pytest.fixture
+def average() -> cnfgnn.Method:
+    return cnfgnn.register(AVERAGE)
+
+
+# ---- settings --------------------------------------------------------------------------------------------
+
+
+def test_its_settings_are_listed_changed_checked_and_written(average: cnfgnn.Method) -> None:
+    config = cnfgnn.preset("moving-average").with_changes({"own.steps": 2})
+    assert (config.own, config.training.rounds, config.given) == (Smoothing(2), 3, {"own.steps"})
+    listed = toml.dump_explained(config)
+    assert "[own]\n# Number of last readings to average. Range: at least 1.\nsteps = 2\n" in listed
+    written = toml.flat(toml.tomllib.loads(toml.dump(config)))
+    assert Config().with_changes(dict(reversed(written.items()))) == config
+    with pytest.raises(ConfigError, match=r"own\.steps.*at least 1"):
+        config.with_changes({"own.steps": 0})
+    with pytest.raises(ConfigError, match=r"own\.step: moving-average has no such setting.*own\.steps"):
+        config.with_changes({"own.step": 1})
+    with pytest.raises(ConfigError, match="at-fedavg has no settings of its own"):
+        cnfgnn.preset("at-fedavg").with_changes({"own.steps": 1})
+    assert config.with_changes({"method": "at"}).own is None
+
+
+def test_a_configuration_without_it_is_written_as_before() -> None:
+    assert "own" not in toml.dump(Config())
+
+
+@pytest.mark.parametrize("name", ["at-fedavg", "Mine", "a/b", "os.path:join"])
+def test_a_name_that_is_taken_or_is_none_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="a package cannot add"):
+        cnfgnn.register(cnfgnn.Method(name, "x", "split", "average", True))
+
+
+def test_a_preset_that_cannot_be_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="epochs"):
+        cnfgnn.register(cnfgnn.Method("mine", "x", "split", "average", True, settings={"training.epochs": 1}))
+
+
+# ---- training --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_node_model_from_outside_passes_what_every_method_must_pass(average: cnfgnn.Method) -> None:
+    check_method("moving-average")
+
+
+def test_its_node_model_trains_over_the_protocol_of_a_federation(
+    average: cnfgnn.Method, tmp_path: Path
+) -> None:
+    config = brief("moving-average", **{"own.steps": 2})
+    truths = TwoTruths.of(tmp_path, config, city(), ("plain", "huge"))
+    one, other = (train_over_wires(truths, data, ([0], [1, 2, 3])) for data in truths)
+    assert differences(one, other) == []
+    assert any(b"steps = 2" in message for message in one.messages)
+    assert not any(b"label" in message for message in one.messages)
+
+
+# ---- what a server can ask for ---------------------------------------------------------------------------
+
+
+def prepared(**numbers: Any) -> None:
+    settings = write_numbers(NodeSettings.of(small("gru-fedavg"))) | numbers
+    check_calls([Call("prepare", {**settings, **PLAN, "mean": 0.0, "std": 1.0}, STARTS)], Sizes(3))
+
+
+def test_what_built_in_methods_send_is_as_before() -> None:
+    assert not [name for name in write_numbers(NodeSettings.of(small("cnfgnn-plus"))) if "own" in name]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ({"own_model": "antigravity", "own_settings": "{}"}, "antigravity is not installed here"),
+        ({"own_model": "antigravity:x", "own_settings": "{}"}, "own_model cannot be"),
+        ({"own_model": "../mine", "own_settings": "{}"}, "own_model cannot be"),
+        ({"own_model": "moving-average"}, "own_settings is missing"),
+        ({"own_model": "moving-average", "own_settings": "{steps = 0}"}, r"own\.steps: must be at least 1"),
+        ({"own_model": "moving-average", "own_settings": "{steps = [}"}, "no settings"),
+        ({"own_model": "moving-average", "own_settings": '{label = "x"}'}, "no such setting"),
+        ({"own_model": "moving-average", "own_settings": "import os"}, "own_settings cannot be"),
+    ],
+)
+def test_a_site_makes_no_other_node_model_than_those_installed(
+    average: cnfgnn.Method, numbers: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(Refused, match=says):
+        prepared(**numbers)
+    assert "antigravity" not in sys.modules
+
+
+def test_the_process_of_a_task_loads_no_method_but_the_task_s(average: cnfgnn.Method) -> None:
+    prepared(own_model="moving-average", own_settings="{steps = 2}")
+    outside.load_only("at-fedavg")
+    with pytest.raises(Refused, match="moving-average is not installed here"):
+        prepared(own_model="moving-average", own_settings="{steps = 2}")
+
+
+def test_a_site_without_the_package_says_which_method_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "site.toml").write_text('name = "north"\nsensors = ["s0"]\n')
+    permitted = permissions.Permissions(tmp_path)
+
+    def refused() -> str:
+        task = SiteTask("1", "train", "run-a", "moving-average", 3)
+        refusal = permitted.refusal(task, None, permissions.Used(), 0.0)
+        return "" if refusal is None else refusal.reason
+
+    assert "no package with the method moving-average is installed there" in refused()
+    cnfgnn.register(AVERAGE)
+    assert refused() == ""
+
+
+# ---- installed packages ----------------------------------------------------------------------------------
+
+
+def offer(folder: Path, package: str, name: str, value: str, code: str = "") -> None:
+    """What pip leaves of a package with one module and one entry point."""
+    about = folder / f"{package}-1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(f"[cnfgnn.methods]\n{name} = {value}\n")
+    (folder / f"{package}.py").write_text(code)
+
+
+def test_packages_are_listed_without_being_loaded_and_one_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(tmp_path, "broken_one", "broken", "broken_one:METHOD", "raise RuntimeError('no luck')")
+    offer(tmp_path, "another", "another", "another:METHOD", "METHOD = 3")
+    offer(tmp_path / "b", "twin_a", "twins", "twin_a:METHOD")
+    offer(tmp_path / "b", "twin_b", "twins", "twin_b:METHOD")
+    offer(tmp_path / "c", "thief", "at-fedavg", "thief:METHOD")
+    for folder in (tmp_path, tmp_path / "b", tmp_path / "c"):
+        monkeypatch.syspath_prepend(folder)
+    outside._offered.cache_clear()
+    assert {"broken", "another", "twins"} <= set(cnfgnn.METHODS)
+    assert "broken" in cnfgnn.METHODS
+    assert "broken_one" not in sys.modules
+    with pytest.raises(ConfigError, match=r"broken_one, which offers broken.*RuntimeError: no luck"):
+        cnfgnn.preset("broken")
+    with pytest.raises(ConfigError, match=r"another must be a cnfgnn\.Method of this name"):
+        cnfgnn.preset("another")
+    with pytest.raises(ConfigError, match="offered by twin_a and twin_b"):
+        cnfgnn.preset("twins")
+    cnfgnn.preset("at-fedavg")
+    assert "thief" not in sys.modules
+
+
+@pytest.mark.slow
+def test_the_example_is_installed_trained_and_passes_what_every_method_must_pass(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "installed"
+    shutil.copytree(EXAMPLE, source)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--no-build-isolation", "--target", str(target), str(source)], check=True)
+    path = os.pathsep.join([str(target), str(ROOT / "src")])
+
+    def run(*command: str) -> str:
+        environment = os.environ | {"PYTHONPATH": path}
+        done = subprocess.run(
+            [sys.executable, "-m", *command], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "# Number of attention heads. Range: 1 to 64.\nheads = 2" in run(
+        "cnfgnn", "settings", "--method", "neighbour-attention"
+    )
+    settings = ("own.heads=4", "city.sensors=4", "city.days=2", "training.rounds=1")
+    changes = [argument for setting in settings for argument in ("--set", setting)]
+    out = str(tmp_path / "run")
+    run("cnfgnn", "train", "--method", "neighbour-attention", *changes, "--out", out)
+    assert "heads = 4" in (tmp_path / "run" / "config.toml").read_text()
+    run("pytest", "-p", "no:cacheprovider", str(source / "test_neighbour_attention.py"))
