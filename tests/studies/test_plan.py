@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cnfgnn.algorithm.messages.ledger import Bytes
 from cnfgnn.algorithm.methods import preset
+from cnfgnn.cli.studies import _print_choice
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.runs.folder import Run
-from cnfgnn.studies.plan import Case, Plan, like_of, runs_of
+from cnfgnn.runs.scores import Errors
+from cnfgnn.studies.plan import Case, Plan, Row, like_of, runs_of
 from tests.commands import A_PLAN
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -176,3 +180,37 @@ def test_a_run_is_found_again_unless_its_settings_or_readings_are_others(
     with pytest.raises(RunError, match="other readings"):
         runs_of(case, [1], tmp_path, fewer, tmp_path)
     assert Run.open(run.folder).config == case.of_seed(1)
+
+
+def line(name: str, validation: list[float], test: float) -> Row:
+    """A line of finished runs with these validation errors, and the same test error for each."""
+    config = preset("at-fedavg")
+
+    def errors(figure: float) -> Errors:
+        return Errors(figure, figure, figure, figure, figure)
+
+    runs = [
+        SimpleNamespace(
+            test=lambda: {"overall": vars(errors(test))},
+            progress=SimpleNamespace(
+                best=SimpleNamespace(validation=errors(figure), training_bytes=Bytes(2048, 1024))
+            ),
+        )
+        for figure in validation
+    ]
+    return Row(Case("at-fedavg", "63k", config, own_name=name), tuple(runs))  # type: ignore[arg-type]
+
+
+def test_a_sweep_is_chosen_by_validation_and_only_the_chosen_one_shows_its_test_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    rows = [line("lucky", [5.0, 5.2, 9.0], 3.125), line("chosen", [4.0, 6.0, 4.5], 7.625)]
+    assert _print_choice("sweep", rows) is rows[1]
+    printed = capsys.readouterr().out
+    assert all(shown in printed for shown in ("4.500", "5.200", "7.625"))
+    assert "3.125" not in printed
+    assert printed.endswith("chosen by validation: chosen\n")
+    assert Plan.read(EXPERIMENTS / "choose.toml").choose == "validation"
+    with pytest.raises(ConfigError, match=r"choose: .* cannot choose by 'test'.*validation"):
+        plan(tmp_path, 'choose = "test"\n' + TINY)

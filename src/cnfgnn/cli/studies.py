@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -18,6 +18,10 @@ from cnfgnn.cli import progress
 from cnfgnn.cli.settings import LIKE_HELP
 from cnfgnn.config import toml
 from cnfgnn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cnfgnn.runs.scores import Scores
+    from cnfgnn.studies.plan import Row
 
 TABLES = (
     "forecasting, cost, inductive, strategies, rounds, deviations, beyond, privacy, histograms or subgraphs"
@@ -32,7 +36,10 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder for the runs; finished ones are kept.")] = None,
     jobs: JobsOption = 1,
 ) -> None:
-    """Train several methods on the same data and print their errors side by side."""
+    """Train several methods on the same data and print their errors side by side.
+
+    With choose = "validation" in the plan, they are validation errors, and the test error only of the best.
+    """
     from cnfgnn.data.source import open_data
     from cnfgnn.runs.baselines import all_baselines
     from cnfgnn.studies.execute import run_plan
@@ -45,6 +52,21 @@ def compare(
     data = open_data(config)
     with _stoppable():
         rows = run_plan(read, data, folder, progress.PlanWatcher(), jobs)
+    if read.choose:
+        rows = [_print_choice(plan.stem, rows)]
+    else:
+        _print_errors(plan.stem, rows, all_baselines(data, config.data))
+    lines = [replace(line_of(row), cells={"method": row.case.name}) for row in rows]
+    for intervals in interval_tables(plan.stem, data, lines, METHOD[:1]):
+        progress.print_study(intervals)
+    print(f"{time.perf_counter() - begun:.0f} s; runs in {folder}")
+
+
+ERRORS = ("masked_rmse", "masked_mae", "rmse")
+
+
+def _print_errors(name: str, rows: Sequence[Row], baselines: Mapping[str, Scores]) -> None:
+    """The test errors of every line, below those of the baselines."""
     table = Table(
         "method",
         "masked RMSE",
@@ -52,22 +74,35 @@ def compare(
         "RMSE",
         "bytes",
         "masked RMSE of each seed",
-        title=f"{plan.stem}: test errors, {_of_seeds(len(read.seeds))}; bytes until the best round",
+        title=f"{name}: test errors, {_of_seeds(len(rows[0].runs))}; bytes until the best round",
     )
-    for name, scores in all_baselines(data, config.data).items():
-        errors = scores.overall
-        figures = [progress.number(value) for value in (errors.masked_rmse, errors.masked_mae, errors.rmse)]
-        table.add_row(name, *figures, "-", progress.number(errors.masked_rmse))
+    for baseline, scores in baselines.items():
+        figures = [progress.number(getattr(scores.overall, figure)) for figure in ERRORS]
+        table.add_row(baseline, *figures, "-", progress.number(scores.overall.masked_rmse))
     for row in rows:
-        figures = [progress.number(row.median(name)) for name in ("masked_rmse", "masked_mae", "rmse")]
+        figures = [progress.number(row.median(figure)) for figure in ERRORS]
         moved = progress.size(int(statistics.median(b.per_node for b in row.training_bytes)))
         each = ", ".join(progress.number(errors.masked_rmse) for errors in row.errors)
         table.add_row(row.case.name, *figures, moved, each)
     progress.out().print(table)
-    lines = [replace(line_of(row), cells={"method": row.case.name}) for row in rows]
-    for intervals in interval_tables(plan.stem, data, lines, METHOD[:1]):
-        progress.print_study(intervals)
-    print(f"{time.perf_counter() - begun:.0f} s; runs in {folder}")
+
+
+def _print_choice(name: str, rows: Sequence[Row]) -> Row:
+    """The validation errors of every candidate, and the test errors of the one that they choose."""
+    from cnfgnn.studies.plan import chosen
+
+    best = chosen(rows)
+    errors = ("masked RMSE", "masked MAE", "RMSE")
+    title = f"{name}: validation errors, {_of_seeds(len(best.runs))}"
+    table = Table("candidate", *errors, "bytes", *(f"test {error}" for error in errors), title=title)
+    for row in rows:
+        figures = [progress.number(row.median(figure, validation=True)) for figure in ERRORS]
+        tests = [progress.number(row.median(figure)) if row is best else "" for figure in ERRORS]
+        moved = progress.size(int(statistics.median(b.per_node for b in row.training_bytes)))
+        table.add_row(row.case.name, *figures, moved, *tests)
+    progress.out().print(table)
+    print(f"chosen by validation: {best.case.name}")
+    return best
 
 
 def reproduce(

@@ -81,6 +81,7 @@ class Plan:
                             `name` is then what its line and its runs are called
         [only.METHOD.grid]  values of the grid for one method
         [quick]             settings for a quick check that everything works
+        choose = "validation"  show validation errors, and the test error only of the line with the lowest
 
     Every other key is a setting for all lines.
     """
@@ -92,6 +93,7 @@ class Plan:
     like: str | None = None
     inductive: bool = False
     variants: tuple[dict[str, Any], ...] = ()
+    choose: str = ""
 
     @classmethod
     def read(cls, path: Path) -> Plan:
@@ -104,6 +106,8 @@ class Plan:
         like, inductive = changes.pop("like", None), changes.pop("inductive", False)
         if like not in (None, "data", *LIKES):
             raise ConfigError("like", f"no settings were published for {like!r}", ["data", *LIKES])
+        if (choose := changes.pop("choose", "")) not in ("", "validation"):
+            raise ConfigError("choose", f"{path} cannot choose by {choose!r}", ["validation"])
         variants = changes.pop("variants", [])
         if not isinstance(variants, list) or not all(isinstance(v, dict) for v in variants):
             raise ConfigError("variants", f"{path} needs variants as tables: [[variants]]")
@@ -115,6 +119,7 @@ class Plan:
             like=like,
             inductive=bool(inductive),
             variants=tuple(flat(v) for v in variants),
+            choose=choose,
         )
         for key in plan._under("only."):
             if method_of(key.split(".")[0]).name not in [method for method, _ in plan.methods]:
@@ -217,8 +222,19 @@ class Row:
         """The bytes that each run moved until its best round."""
         return [run.progress.best.training_bytes for run in self.runs]
 
-    def median(self, figure: str) -> float:
-        return float(statistics.median(getattr(errors, figure) for errors in self.errors))
+    @property
+    def validation(self) -> list[Errors]:
+        """The validation errors of each run's best round."""
+        return [run.progress.best.validation for run in self.runs]
+
+    def median(self, figure: str, validation: bool = False) -> float:
+        of_seeds = self.validation if validation else self.errors
+        return float(statistics.median(getattr(errors, figure) for errors in of_seeds))
+
+
+def chosen(rows: Sequence[Row]) -> Row:
+    """The line with the lowest validation error, over the readings that the loss is over; median of seeds."""
+    return min(rows, key=lambda row: row.median(rows[0].case.config.data.metric, validation=True))
 
 
 def runs_of(
