@@ -5,12 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
+import matplotlib
+import matplotlib.pyplot as plt
 import typer.main
 from sphinx.application import Sphinx
 
@@ -56,10 +62,12 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", keep_columns)
 
 
-def fill_in(_: Sphinx, page: str, source: list[str]) -> None:
+def fill_in(app: Sphinx, page: str, source: list[str]) -> None:
     """Replace a page that is made from something else: the file in docs/ only says what it is made from."""
     if page in GENERATED:
         source[0] = GENERATED[page]()
+    if page in NOTEBOOKS:
+        source[0] = notebook_page(page, NOTEBOOKS[page], Path(app.outdir))
 
 
 def keep_columns(
@@ -125,6 +133,74 @@ def setting_rows() -> list[Row]:
             kind += f", {declared.range}"
         rows.append(Row(declared.key, kind, toml_value(declared.default), declared.help))
     return rows
+
+
+# ---- notebooks --------------------------------------------------------------------------------------------
+
+NOTEBOOKS: Mapping[str, Path] = {
+    "own-data": ROOT / "examples" / "own_data.py",
+    "comparing-methods": ROOT / "examples" / "comparing_methods.py",
+    "what-a-server-sees": ROOT / "examples" / "what_a_server_sees.py",
+}
+
+
+class Cell(NamedTuple):
+    """A part of a script in the percent format, which editors open as a notebook."""
+
+    kind: str
+    text: str
+
+
+def cells(script: Path) -> list[Cell]:
+    found = []
+    for part in re.split(r"^# %%", script.read_text(), flags=re.MULTILINE)[1:]:
+        head, _, body = part.partition("\n")
+        if "[markdown]" in head:
+            found.append(Cell("markdown", re.sub(r"^# ?", "", body.strip(), flags=re.MULTILINE)))
+        else:
+            found.append(Cell("code", body.strip()))
+    return found
+
+
+def notebook_page(page: str, script: Path, site: Path) -> str:
+    """A script with what it prints and draws: it is run for this. The site also has it as a notebook."""
+    matplotlib.use("Agg")
+    pictures, lines, names = site / "_images", list[str](), {"__name__": "__main__"}
+    pictures.mkdir(parents=True, exist_ok=True)
+
+    def show() -> None:
+        picture = f"{page}-{len(plt.get_fignums())}-{len(lines)}.png"
+        plt.savefig(pictures / picture, dpi=110, bbox_inches="tight")
+        plt.close("all")
+        shown.append(f'<img src="_images/{picture}" alt="the figure that this code draws">')
+
+    for kind, text in cells(script):
+        if kind == "markdown":
+            lines += [text, ""]
+            continue
+        printed, shown = io.StringIO(), list[str]()
+        with contextlib.redirect_stdout(printed), mock.patch.object(plt, "show", show):
+            exec(compile(text, str(script), "exec"), names)
+        lines += ["```python", text, "```", ""]
+        if printed.getvalue():
+            lines += ["```text", printed.getvalue().rstrip(), "```", ""]
+        lines += [*shown, ""]
+    file = site / "notebooks" / f"{script.stem}.ipynb"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(as_notebook(cells(script)), indent=1))
+    download = f'<a href="notebooks/{file.name}" download>a Jupyter notebook</a>'
+    return "\n".join([*lines, f"This page is `examples/{script.name}`, run; here it is as {download}.", ""])
+
+
+def as_notebook(found: list[Cell]) -> dict[str, Any]:
+    """The same as a file that Jupyter opens."""
+    outputs: Mapping[str, Any] = {"outputs": [], "execution_count": None}
+    made = [
+        {"cell_type": cell.kind, "id": f"cell-{number}", "metadata": {}, "source": cell.text}
+        | (outputs if cell.kind == "code" else {})
+        for number, cell in enumerate(found)
+    ]
+    return {"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
 
 
 # ---- exit codes and commands ------------------------------------------------------------------------------

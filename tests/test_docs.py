@@ -8,26 +8,34 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import get_args
+from unittest.mock import MagicMock
 
 import pytest
 
 import cnfgnn
 from cnfgnn import __main__, errors
+from cnfgnn.config import outside
 from cnfgnn.exit_codes import EXIT_CODES
 
 ROOT = Path(__file__).parents[1]
 API = (ROOT / "docs" / "api.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", API, re.DOTALL | re.MULTILINE)
+NOTEBOOKS = ("own-data", "comparing-methods", "what-a-server-sees")
 LITERALS = re.findall(r"^\| `(\w+)` \| (.*?) \|", API, re.MULTILINE)
 
 
 @pytest.mark.slow
 def test_the_examples_of_the_api_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    mlflow = MagicMock()  # not installed
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     names: dict[str, object] = {}
     assert EXAMPLES
     for example in EXAMPLES:
         exec(compile(example, "docs/api.md", "exec"), names)
+    outside._registered.clear()
+    assert mlflow.log_params.call_args.args[0]["training.rounds"] == 2
+    assert [call.kwargs["step"] for call in mlflow.log_metrics.call_args_list] == [1, 2]
 
 
 def test_the_first_example_is_the_readmes_which_runs_too() -> None:
@@ -98,6 +106,9 @@ def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -
         assert not [address for address in loaded if "//" in address], name
     for key in settings():
         assert key in pages["settings.html"], key
+    for notebook in NOTEBOOKS:
+        assert re.search(r"<img[^>]*_images/.*?\.png", pages[f"{notebook}.html"]), notebook
+    assert len(list((site / "notebooks").glob("*.ipynb"))) == len(NOTEBOOKS)
     codes = re.findall(r"<td><p>(\d+)</p></td>", pages["exit-codes.html"])
     assert [int(code) for code in codes] == list(EXIT_CODES)
 
@@ -106,7 +117,12 @@ def is_current(page: Path) -> bool:
     """Whether `make docs`, which takes warnings as errors, has built it from the files as they are."""
     if not page.exists():
         return False
-    sources = [*(ROOT / "docs").rglob("*"), *(ROOT / "src").rglob("*.py"), ROOT / "pyproject.toml"]
+    sources = [
+        *(ROOT / "docs").rglob("*"),
+        *(ROOT / "examples").glob("*.py"),
+        *(ROOT / "src").rglob("*.py"),
+        ROOT / "pyproject.toml",
+    ]
     return page.stat().st_mtime > max(source.stat().st_mtime for source in sources)
 
 

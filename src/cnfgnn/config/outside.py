@@ -12,11 +12,13 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cnfgnn.config.declarations import Setting, settings_of
 from cnfgnn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "cnfgnn.methods"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
@@ -87,6 +89,8 @@ def find(name: str) -> Added | None:
 
 @functools.cache
 def _offered() -> dict[str, list[EntryPoint]]:
+    from importlib.metadata import entry_points  # late: it loads parsers of mails and archives
+
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
         if NAME.fullmatch(point.name):
