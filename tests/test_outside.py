@@ -24,7 +24,9 @@ from cnfgnn.config import outside, toml
 from cnfgnn.config.settings import Config, ModelConfig
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.site import permissions
+from cnfgnn.federation.site.worker import _load_only_what_is_permitted
 from cnfgnn.federation.site_task import SiteTask
+from cnfgnn.federation.task import settings_of
 from cnfgnn.models.gru import EncoderDecoder
 from cnfgnn.models.params import Params
 from cnfgnn.testing import check_method
@@ -82,7 +84,7 @@ AVERAGE = cnfgnn.Method(
 @pytest.fixture(autouse=True)
 def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(outside, "_registered", {})
-    monkeypatch.setattr(outside, "_only", [])
+    monkeypatch.setattr(outside, "_only", None)
     yield
     outside._offered.cache_clear()
 
@@ -109,6 +111,7 @@ def test_its_settings_are_listed_changed_checked_and_written(average: cnfgnn.Met
     with pytest.raises(ConfigError, match="at-fedavg has no settings of its own"):
         cnfgnn.preset("at-fedavg").with_changes({"own.steps": 1})
     assert config.with_changes({"method": "at"}).own is None
+    assert Config().with_changes(settings_of(config)) == config  # as a task carries them to a server
 
 
 def test_a_configuration_without_it_is_written_as_before() -> None:
@@ -178,9 +181,21 @@ def test_a_site_makes_no_other_node_model_than_those_installed(
     assert "antigravity" not in sys.modules
 
 
-def test_the_process_of_a_task_loads_no_method_but_the_task_s(average: cnfgnn.Method) -> None:
-    prepared(own_model="moving-average", own_settings="{steps = 2}")
-    outside.load_only("at-fedavg")
+@pytest.mark.parametrize(
+    ("method", "rules"),
+    [("at-fedavg", ""), ("", 'methods = ["at-fedavg"]'), ("moving-average", ""), ("", "")],
+)
+def test_the_process_of_a_task_loads_no_method_that_was_not_permitted(
+    average: cnfgnn.Method, tmp_path: Path, method: str, rules: str
+) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "site.toml").write_text(
+        f'name = "north"\nsensors = ["s0"]\n[permissions]\n{rules}\n'
+    )
+    _load_only_what_is_permitted(tmp_path, SiteTask("1", "train" if method else "live", "run-a", method))
+    if "at-fedavg" not in (method + rules):
+        prepared(own_model="moving-average", own_settings="{steps = 2}")
+        return
     with pytest.raises(Refused, match="moving-average is not installed here"):
         prepared(own_model="moving-average", own_settings="{steps = 2}")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ GROUP = "cnfgnn.methods"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 OWN = "own"  # the section of settings that a method brings along
 _registered: dict[str, Added] = {}
-_only: list[str] = []  # the one method that this process may load, if it is said
+_only: list[str] | None = None  # the methods that this process may load, if it is said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +66,13 @@ def names() -> list[str]:
     from cnfgnn.config.presets import METHOD_SETTINGS
 
     known = [*_registered, *(n for n in _offered() if n not in _registered and n not in METHOD_SETTINGS)]
-    return [name for name in known if not _only or name in _only]
+    return known if _only is None else [name for name in known if name in _only]
 
 
-def load_only(name: str) -> None:
-    """Have this process load no method of another package but this one, whatever it is asked for."""
-    _only[:] = [name]
+def load_only(methods: Iterable[str]) -> None:
+    """Have this process use no method of another package but these, whatever it is asked for."""
+    global _only
+    _only = list(methods)
 
 
 def find(name: str) -> Added | None:

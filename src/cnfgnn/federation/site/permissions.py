@@ -111,6 +111,11 @@ class Permissions:
             return Refusal(limit.reason)
         return self._unapproved(task, site, now) if rules.approve else None
 
+    @property
+    def methods(self) -> tuple[str, ...] | None:
+        """The methods that the owner takes part with; None if that is not said."""
+        return self._settings.content.rules.methods
+
     def rounds_left(self, used: Used) -> RoundsLeft:
         """How many rounds of training may begin today. The worker is told, which knows what begins one."""
         most = self._settings.content.rules.most_rounds

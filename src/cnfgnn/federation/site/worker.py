@@ -27,6 +27,7 @@ from cnfgnn.federation.kits.processes import SERVICE
 from cnfgnn.federation.kits.retention import TASKS
 from cnfgnn.federation.site.nodes import SiteNodes
 from cnfgnn.federation.site.old_states import remove_old_states
+from cnfgnn.federation.site.permissions import Permissions
 from cnfgnn.federation.site.task_verbs import verbs_allowed
 from cnfgnn.federation.site.workers import ANSWER, LOADED, parts_of
 from cnfgnn.federation.site_task import LiveTerms, SiteTask
@@ -65,8 +66,7 @@ def serve(kit: Path, task: SiteTask, connection: Connection) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     collect_garbage_regularly()
-    if task.method:  # what the owner's permissions were asked about
-        outside.load_only(task.method)
+    _load_only_what_is_permitted(kit, task)
     if task.do == LIVE:
         _write_log(make_folder(kit / LIVE, 0o700) / LOG)
         _serve_live(kit, task, connection, ended)
@@ -98,6 +98,13 @@ def _serve_live(kit: Path, task: SiteTask, connection: Connection, ended: thread
         site.close()
     finally:
         os.close(lock)
+
+
+def _load_only_what_is_permitted(kit: Path, task: SiteTask) -> None:
+    """A training says its method, which the owner's permissions were asked about; other tasks do not."""
+    permitted = (task.method,) if task.method else Permissions(kit).methods
+    if permitted is not None:
+        outside.load_only(permitted)
 
 
 def _verbs(task: SiteTask) -> frozenset[str]:
