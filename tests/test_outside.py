@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from cnfgnn.algorithm.messages.calls import Call
 from cnfgnn.algorithm.messages.number_rules import write_numbers
 from cnfgnn.algorithm.messages.settings import NodeSettings
 from cnfgnn.algorithm.messages.shapes import Sizes
+from cnfgnn.algorithm.server import Alternating
 from cnfgnn.config import outside, toml
 from cnfgnn.config.settings import Config, ModelConfig
 from cnfgnn.errors import ConfigError
@@ -27,12 +29,17 @@ from cnfgnn.federation.site import permissions
 from cnfgnn.federation.site.worker import _load_only_what_is_permitted
 from cnfgnn.federation.site_task import SiteTask
 from cnfgnn.federation.task import settings_of
+from cnfgnn.models.graphnet import Edges
 from cnfgnn.models.gru import EncoderDecoder
 from cnfgnn.models.params import Params
-from cnfgnn.testing import check_method
-from cnfgnn.testing.small_networks import small
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.training_loop import train
+from cnfgnn.testing import check_absent_nodes, check_method, check_resume, one_epoch, trained
+from cnfgnn.testing.small_networks import network, small
 from cnfgnn.testing.two_truths import TwoTruths, brief, differences
 from cnfgnn.transports.remote.schema import Refused, check_calls
+from tests.federation.in_memory_federation import InMemoryFederation
 from tests.privacy.recorded_sites import train_over_wires
 from tests.privacy.two_truths import city
 from tests.transports.remote.test_schema import PLAN, STARTS
@@ -276,3 +283,69 @@ def test_the_example_is_installed_trained_and_passes_what_every_method_must_pass
     run("cnfgnn", "train", "--method", "neighbour-attention", *changes, "--out", out)
     assert "heads = 4" in (tmp_path / "run" / "config.toml").read_text()
     run("pytest", "-p", "no:cacheprovider", str(source / "test_neighbour_attention.py"))
+
+
+# ---- the checks themselves -------------------------------------------------------------------------------
+
+
+class Forgetful(torch.nn.Module):
+    """A Graph Network that takes no notice of who is there, and draws at random."""
+
+    def __init__(self, model: ModelConfig, own: None) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(model.sent_by_member, model.embedding)
+
+    def forward(self, h_c: Tensor, graph: Edges, present: Tensor | None = None) -> Tensor:
+        return self.out(h_c + h_c.mean(0, keepdim=True)) + torch.rand(())
+
+
+class Noted(Alternating):
+    """A server of another package."""
+
+    rounds: ClassVar[list[int]] = []
+
+    def round(self, r_g: int) -> None:
+        self.rounds.append(r_g)
+        super().round(r_g)
+
+
+@pytest.fixture
+def forgetful() -> str:
+    settings = {"model.embedding": 4}
+    made = cnfgnn.Method(
+        "forgetful", "x", "alternating", "average", True, settings=settings, network=Forgetful
+    )
+    return cnfgnn.register(made).name
+
+
+def test_a_network_that_takes_no_notice_of_who_is_there_is_caught(forgetful: str) -> None:
+    with pytest.raises(AssertionError, match="not close"):
+        check_absent_nodes(forgetful)
+
+
+@pytest.mark.slow
+def test_a_network_that_draws_at_random_is_caught(forgetful: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        check_resume(forgetful, tmp_path)
+
+
+def test_a_server_of_its_own_leads_the_rounds() -> None:
+    settings = {"model.embedding": 0}
+    cnfgnn.register(
+        cnfgnn.Method("noted", "x", "alternating", "average", False, settings=settings, server=Noted)
+    )
+    trained(one_epoch("noted"))
+    assert Noted.rounds == [1, 2]
+
+
+@pytest.mark.slow
+def test_the_example_trains_in_a_federation_as_in_the_simulator(tmp_path: Path) -> None:
+    method = runpy.run_path(str(EXAMPLE / "neighbour_attention.py"))["METHOD"]
+    cnfgnn.register(method)
+    config = one_epoch("neighbour-attention", **{"own.heads": 3, "compute.precision": "fp64"})
+    federation = InMemoryFederation(tmp_path, network(seconds=3600))
+    federation.train(config)
+    run = Run.open(federation.server / "runs" / "one")
+    assert run.config.own.heads == 3
+    expected = train(simulate(network(seconds=3600), config)).best
+    assert run.progress.best.loss == pytest.approx(expected.loss, rel=1e-6)
