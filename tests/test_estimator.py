@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 import cnfgnn
+from cnfgnn.data.files.export import write_folder
 from cnfgnn.errors import ConfigError, DataError, RunError
 
 TINY = {"model__hidden": 4, "model__embedding": 4, "model__sent": 2, "training__rounds": 1}
@@ -97,3 +98,14 @@ def test_a_method_without_a_graph_network_needs_no_graph() -> None:
     frame, _ = tables()
     one = cnfgnn.Forecaster("gru-fedavg", model__hidden=2, training__rounds=1)
     assert one.fit(frame).predict().shape == (12, 3)
+
+
+def test_a_folder_is_read_by_the_settings_of_how_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "city").mkdir()
+    write_folder(cnfgnn.city(sensors=2, days=1), tmp_path / "city")
+    small = {"model__hidden": 2, "training__rounds": 1}
+    one = cnfgnn.Forecaster("gru-fedavg", data__timezone="+01:00", **small).fit(tmp_path / "city")
+    ahead = one.predict(tmp_path / "city")
+    assert str(ahead.index[0]) == "2024-01-01 23:00:00+00:00"
+    assert one.run_.config.data.path == str(tmp_path / "city")
+    pd.testing.assert_frame_equal(ahead, one.predict())

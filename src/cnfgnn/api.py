@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ from cnfgnn.data.files.folder import load
 from cnfgnn.data.files.formats import read_frame
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings, columns_of
+from cnfgnn.data.source import open_data
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.data.windows import Split
 from cnfgnn.errors import (
@@ -91,8 +92,7 @@ def fit(
         RunError: `out` is not empty.
         DivergedError: The validation loss is not a number.
     """
-    settings = preset(config) if isinstance(config, str) else config
-    settings = settings.with_changes({key.replace("__", "."): value for key, value in changes.items()})
+    settings = _changed(preset(config) if isinstance(config, str) else config, changes)
     watcher = watcher or Unwatched()
     if out is not None:
         return train_run(Run.create(Path(out), settings, data), data, watcher)
@@ -159,6 +159,11 @@ def forecast(
     for sentence in unknown_ahead(opened, readings):
         warnings.warn(sentence, stacklevel=2)
     return frame
+
+
+def _changed(config: Config, changes: Mapping[str, Any]) -> Config:
+    """A configuration with other settings, by names with two underscores for the dot."""
+    return config.with_changes({key.replace("__", "."): value for key, value in changes.items()})
 
 
 def _opened(run: Run | str | Path) -> Run:
@@ -234,12 +239,12 @@ class Forecaster:
             out: A new or empty folder for the run, to keep it.
             watcher: Called when training begins and ends, and after every minibatch and round.
         """
-        settings = dict(self.settings)
-        if isinstance(data, str | Path):
-            settings.setdefault("data__path", str(Path(data).absolute()))
-        dataset = self._dataset(data)
+        config = _changed(preset(self.method), self.settings)
+        if isinstance(data, str | Path):  # as a run on disk names its data
+            config = config.with_changes({"data.path": str(Path(data).absolute())})
+        dataset = self._dataset(data, config)
         folder = self._own_folder() if out is None else Path(out)
-        self.result_ = fit(dataset, self.method, folder, watcher, **settings)
+        self.result_ = fit(dataset, config, folder, watcher)
         self._use(Run.open(folder), dataset)
         return self
 
@@ -299,16 +304,18 @@ class Forecaster:
     def _newer(self, data: pd.DataFrame | Dataset | str | Path | None) -> Dataset:
         """The readings to forecast from, on the network that it was fitted to if they come without one."""
         if data is not None:
-            return self._dataset(data, fitted=True)
+            return self._dataset(data, self.run_.config, fitted=True)
         if self._data is None:
             raise DataError("Forecaster", "a loaded one has no readings: pass them")
         return self._data
 
-    def _dataset(self, data: pd.DataFrame | Dataset | str | Path, fitted: bool = False) -> Dataset:
+    def _dataset(
+        self, data: pd.DataFrame | Dataset | str | Path, config: Config, fitted: bool = False
+    ) -> Dataset:
         if isinstance(data, Dataset):
             return data
         if isinstance(data, str | Path):
-            return load(data)
+            return open_data(config, Path(data))
         readings = read_frame(data)
         if self.sensors is not None:
             positions = _positions(self.sensors, readings.ids)
