@@ -70,10 +70,10 @@ class Average(EncoderDecoder):
     def encode(self, theta: Mapping[str, Tensor], batch: Any) -> Tensor:
         return batch.x[:, :, -self.steps :, 0].mean(-1, keepdim=True) * theta["output.weight"][:, None]
 
-    def decoded(
+    def decode(
         self, theta: Mapping[str, Tensor], batch: Any, h_c: Tensor, h_G: Tensor | None, truth: Any = None
     ) -> Tensor:
-        return h_c.expand_as(batch.y)[None]
+        return h_c.expand_as(batch.y)
 
 
 AVERAGE = cnfgnn.Method(
@@ -293,7 +293,7 @@ class Forgetful(torch.nn.Module):
 
     def __init__(self, model: ModelConfig, own: None) -> None:
         super().__init__()
-        self.out = torch.nn.Linear(model.sent_by_member, model.embedding)
+        self.out = torch.nn.Linear(model.sent_width, model.embedding)
 
     def forward(self, h_c: Tensor, graph: Edges, present: Tensor | None = None) -> Tensor:
         return self.out(h_c + h_c.mean(0, keepdim=True)) + torch.rand(())

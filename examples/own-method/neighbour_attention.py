@@ -46,7 +46,7 @@ class AttentionNetwork(nn.Module):
     def __init__(self, model: cnfgnn.ModelConfig, own: Settings) -> None:
         super().__init__()
         width = own.heads * own.units
-        self.first = nn.Linear(model.level_width + model.sent_by_member, width)
+        self.first = nn.Linear(model.sent_width, width)
         self.layers = nn.ModuleList(Attention(width, own.heads) for _ in range(model.gn_layers))
         self.last = nn.Linear(width, model.embedding)
 

@@ -56,10 +56,6 @@ def _parts(readings: Readings, nodes: Ints, owner: Owner, split: Split) -> Itera
         values = owner.data.unscaled(owner.forecasts_of(split, chunk)).cpu().numpy()  # (n b t)
         issued = owner.data.starts[split][chunk].cpu().numpy() + owner.data.history - 1
         rows, sensors = issued[:, None] + 1 + np.arange(horizon), nodes[:, None, None]
-        has = owner.data.available[split]
-        there = np.ones(values.shape, dtype=np.bool_)
-        if has is not None:
-            there &= has[:, chunk, None].cpu().numpy()
         columns = {
             "sensor": ids[:, None, None],
             "issued": readings.times[issued][:, None],
@@ -68,12 +64,12 @@ def _parts(readings: Readings, nodes: Ints, owner: Owner, split: Split) -> Itera
             "truth": readings.values[rows, sensors],
             "forecast": values.astype(np.float32),
         }
-        bounds = owner.bounds_of(chunk, np.where(there, values, np.nan)) if split == "test" else None
+        bounds = owner.bounds_of(chunk, values) if split == "test" else None
         for level in REPORTED:
             for end, name in enumerate(("low", "high")):
                 known = np.float32(np.nan) if bounds is None else bounds_of(bounds, level)[end]
                 columns[f"{name}_{level}"] = np.asarray(known, dtype=np.float32)
         yield {
-            name: pa.array(np.broadcast_to(column, values.shape)[there], from_pandas=True)
+            name: pa.array(np.broadcast_to(column, values.shape).ravel(), from_pandas=True)
             for name, column in columns.items()
         }
