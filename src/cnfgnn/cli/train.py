@@ -313,10 +313,17 @@ def forecast(
         write_whole(out, frame.to_csv(float_format="%.4f").encode())
     else:
         write_whole(out, frame.to_parquet())
-    without = frame.iloc[:, : len(sensors)].isna().all().to_numpy()
-    silent = [sensor for sensor, unknown in zip(sensors, without, strict=True) if unknown]
-    if silent:
-        print(f"no forecast without a recent reading: {_listed(silent)}", file=sys.stderr)
+    unknown = frame.iloc[:, : len(sensors)].isna().all().to_numpy()
+    silent = readings.readings.missing[-opened.config.data.history :].all(axis=0) & ~unknown
+    for problem, of in (
+        ("no forecast without any reading", unknown),
+        ("no recent reading, forecast from older ones", silent),
+    ):
+        if of.any():
+            print(
+                f"{problem}: {_listed([s for s, one in zip(sensors, of, strict=True) if one])}",
+                file=sys.stderr,
+            )
     known = set(opened.data.sensors)
     new = [sensor for sensor in sensors if sensor not in known]
     if new:

@@ -154,7 +154,7 @@ class ModelConfig:
         " over the neighbours and over all nodes.",
         sent_to_nodes=True,
     )
-    gaps: bool = setting(False, "Tell the encoder which past readings are missing.", sent_to_nodes=True)
+    gaps: bool = setting(False, "Tell the encoder how old readings are that fill gaps.", sent_to_nodes=True)
     profile: bool = setting(
         False,
         "Tell the encoder what the sensor usually reads at the forecast times, by its weekly profile and by"

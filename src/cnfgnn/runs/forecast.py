@@ -29,8 +29,8 @@ def forecast_run(run: Run, data: Dataset, levels: Sequence[int] = ()) -> pd.Data
     """The next readings of every sensor: a row per time after the last reading, a column per sensor.
 
     Each level, in per cent, adds two columns per sensor: the bounds between which that share of readings
-    should lie, for example "773869 low 80" and "773869 high 80". A sensor without any reading in the history
-    has no forecast (NaN).
+    should lie, for example "773869 low 80" and "773869 high 80". A sensor of which nothing is known has no
+    forecast (NaN).
     """
     d, rows = run.config.data, len(data.readings.times)
     if rows < d.history:

@@ -190,9 +190,9 @@ class TaskContext:
         return absent
 
     def sites_without_forecast(self, experiment: Experiment) -> dict[str, str]:
-        """The sites without a forecast, and why; warns about sites that lack a part of it.
+        """The sites without a forecast, and why; warns about sensors that are forecast from older readings.
 
-        The sites need not report this: their census tells which sensors have readings to forecast from.
+        The sites need not report this: their census tells which sensors have a recent reading.
         """
         has_window = strategy_of(experiment).everyone.present("test")
         history, without = experiment.windows.history, self.absent_sites()
@@ -200,14 +200,10 @@ class TaskContext:
             if site.name in without or has_window is None:
                 continue
             silent = int((~has_window[site.rows].cpu().any(dim=1)).sum())
-            if silent == len(site.rows):
-                why = f"none of its sensors has a reading in the last {history} steps before the forecast"
-                without[site.name] = f"{why}; its previous latest.csv is kept"
-            elif silent:
-                sensors = (
-                    f"{silent} of its {len(site.rows)} sensors have no reading in the last {history} steps"
-                )
-                self.warn([f"site {site.name}: {sensors} and get no forecast"])
+            if silent:
+                sensors = f"{silent} of its {len(site.rows)} sensors"
+                since = f"the last {history} steps: their forecasts rest on older ones"
+                self.warn([f"site {site.name}: no reading of {sensors} in {since}"])
         return without
 
     @property

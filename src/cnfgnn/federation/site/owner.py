@@ -242,19 +242,20 @@ class SiteOwner(Owner):
     def _write_forecasts(self, levels: Sequence[int]) -> None:
         """Write a row per step ahead and a column per sensor into the kit, and its bounds for each level.
 
-        The column of a sensor without a reading in the history is empty. If no sensor has one, the previous
-        files are kept.
+        The column of a sensor of which nothing is known is empty. If that is all of them, the previous files
+        are kept.
         """
         assert self.forecasts is not None
-        has = self.data.heard["test"]
-        if has is not None and not has.any():
+        if self.data.unknown.all():
+            log.warning("no forecast: no sensor has ever had a reading; the previous forecasts are kept")
+            return
+        heard = self.data.heard["test"]
+        if heard is not None and not heard.any():
             log.warning(
-                "no forecast: no sensor has a reading in the last %d steps before it (the newest reading is"
-                " from %s); the previous forecasts are kept",
+                "no reading in the last %d steps: forecasts rest on older ones, the newest from %s",
                 self.data.history,
                 format_time(self.site_data.newest),
             )
-            return
         if not torch.isfinite(self.forecasts).any():
             raise DataError(self.kit / FORECASTS, "the forecast contains no finite number and is not written")
         horizon, terms = self.forecasts.shape[1], self.terms
