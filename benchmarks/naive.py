@@ -84,7 +84,7 @@ class NaiveRound:
 
     def update(self, windows: Tensor) -> None:
         """Phase (1), one minibatch: one node after another."""
-        batch, _ = self.clients.data.batch("train", windows)
+        batch = self.clients.data.batch("train", windows)
         h_G = torch.zeros(len(windows), self.embedding, device=windows.device)
         for i, (node, adam) in enumerate(zip(self.nodes, self.adams, strict=True)):
             adam.zero_grad()
@@ -94,12 +94,12 @@ class NaiveRound:
     @torch.no_grad()
     def encode(self, split: Split, windows: Tensor) -> Tensor:
         """Phase (2): h_c of some windows, one node after another."""
-        batch, _ = self.clients.data.batch(split, windows)
+        batch = self.clients.data.batch(split, windows)
         return torch.stack([node.encode(batch.x[i]) for i, node in enumerate(self.nodes)])
 
     def split(self, windows: Tensor, h_c: Tensor) -> None:
         """Phase (3), one minibatch: h_G, the nodes' gradients one by one, a step of the Graph Network."""
-        batch, _ = self.clients.data.batch("train", windows)
+        batch = self.clients.data.batch("train", windows)
         h_G = graph_network(self.gn, h_c, self.server.graph)
         leaf = h_G.detach().requires_grad_()
         for i, node in enumerate(self.nodes):
@@ -116,7 +116,7 @@ class NaiveRound:
     @torch.no_grad()
     def validate(self, windows: Tensor) -> Tensor:
         """Validate some windows: encode, embed and decode one node after another."""
-        batch, _ = self.clients.data.batch("validation", windows)
+        batch = self.clients.data.batch("validation", windows)
         h_c = self.encode("validation", windows)
         h_G = self.embed(h_c)
         errors = [node.loss(batch, i, h_c[i], h_G[i]) for i, node in enumerate(self.nodes)]

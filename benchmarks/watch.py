@@ -105,11 +105,8 @@ def forecasts(run: Run, data: Dataset, first: int) -> tuple[Floats, Intervals]:
         owner.data.unscaled(owner.forecasts_of("test", chunk)).cpu().numpy()
         for chunk in owner.data.chunks("test")
     ]
-    values, has = np.concatenate(found, axis=1), owner.data.available["test"]
-    if has is not None:
-        values = np.where(has.cpu().numpy()[:, :, None], values, np.nan)
     assert owner.intervals is not None
-    return values, owner.intervals
+    return np.concatenate(found, axis=1), owner.intervals
 
 
 def played(run: Run, data: Dataset, first: int) -> list[tuple[int, int, str]]:

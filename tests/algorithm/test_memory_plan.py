@@ -138,7 +138,8 @@ def test_results_stay_near_those_of_full_precision(how: StateFormat, method: str
         finals.append(final(experiment))
     assert losses[1] == pytest.approx(losses[0], rel=3e-3)
     assert not torch.equal(*finals)
-    torch.testing.assert_close(finals[1], finals[0], rtol=0.02, atol=5e-3)
+    torch.testing.assert_close(finals[1], finals[0], rtol=0.02, atol=2e-2)
+    assert (finals[1] - finals[0]).abs().mean() < 1e-3
 
 
 @pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-6), ("fp64", 1e-14)])

@@ -819,7 +819,7 @@ def test_a_copy_that_is_shorter_than_the_history_makes_a_window(ahead: int) -> N
         values[:-rows] = np.nan
         whole = replace(readings, values=values, missing=np.isnan(values))
         few = rows_of(readings, slice(50 - rows, None))
-        short, same = (window_of(rows_until(one, until, 300, 13), trained) for one in (few, whole))
+        short, same = (window_of(rows_until(one, until, 300, 24), trained) for one in (few, whole))
         assert torch.equal(short.inputs, same.inputs)
         assert torch.equal(short.observed, same.observed)
 

@@ -154,7 +154,7 @@ class Scores:
 
     @property
     def forecasts(self) -> int:
-        """The number of forecasts that were evaluated, whether their targets were observed or not."""
+        """The number of forecasts that were evaluated; a zero that stands for a missing reading counts."""
         return int(self.sums[..., SUMS.index("count")].sum())
 
     def summary(self) -> dict[str, Any]:

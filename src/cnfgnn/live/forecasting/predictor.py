@@ -120,7 +120,7 @@ class RunPredictor(Predictor):
         newest = _up_to_last_reading(data.readings, None if new else run.scaler.mean)
         if not new:  # nothing is computed from older readings
             newest = last_rows(newest, KEPT_ROWS)
-        newest = with_rows_before(newest, d.history, data.readings.step_seconds)
+        newest = with_rows_before(newest, 2 * d.history, data.readings.step_seconds)
         ahead = Windows.next(len(newest.times), d.history, d.horizon)
         self.experiment = restore_best(run, replace(data, readings=with_rows_ahead(newest, d.horizon)), ahead)
         [(_, self.owner)] = self.experiment.owners

@@ -103,7 +103,7 @@ def at_hand(run: Run, settings: LiveSettings, state: Path, all_stored: bool = Fa
         zeros_missing = found.file is not None and zeros_are_missing_in(found.file)
         latest = latest_of(settings, readings.utc, step)
         readings = with_stored(readings, state, zeros_missing, latest)
-    readings = with_rows_before(readings, config.data.history, step)
+    readings = with_rows_before(readings, 2 * config.data.history, step)
     return found._replace(data=replace(found.data, readings=readings))
 
 

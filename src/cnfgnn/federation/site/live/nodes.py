@@ -81,7 +81,7 @@ class LiveClients(SiteClients):
             use(self.data, self._for_new)
             self._for_new = ()
         if self._copy is not None:
-            recent = rows_until(self._copy, self.turned_to, terms.step, self.data.history)
+            recent = rows_until(self._copy, self.turned_to, terms.step, 2 * self.data.history)
             self.data = window_of(recent, self.data)
         has = self.data.heard["test"]
         return torch.ones((self.series.nodes, 1), dtype=torch.bool) if has is None else has.cpu()
