@@ -31,7 +31,7 @@ from cnfgnn.forecasters.linear import (
 
 # Windows x nodes in one forward pass without gradients: bounds memory. A GPU needs many to be busy.
 SEQUENCES_AT_ONCE = {"cpu": 1 << 15, "cuda": 1 << 18}
-WINDOWS_AT_ONCE, NODES_AT_ONCE = 512, 1 << 11  # in fitting linear forecasters
+WINDOWS_AT_ONCE, NODES_AT_ONCE = 512, 1 << 8  # in fitting linear forecasters
 # Days of training windows from which on linear forecasters use the time of day. With fewer, no time comes
 # twice: what looks like a pattern of the day is the course of one day, and misleads about the next hours.
 FEWEST_DAYS = 2.0
@@ -340,7 +340,7 @@ class PreparedSeries:
             self._means = None
 
     def _fitted(self, means: Tensor | None = None) -> Forecasters:
-        """Fit each node's linear forecaster, some nodes at a time: equations and fits of one take 400 KiB."""
+        """Fit each node's linear forecaster, some at a time: one with gaps needs 5 MiB meanwhile."""
         parts, shares = [], []
         for start in range(0, self.nodes, NODES_AT_ONCE):
             nodes = slice(start, min(start + NODES_AT_ONCE, self.nodes))

@@ -19,6 +19,7 @@ from cnfgnn.forecasters.weekly_profile import SLOTS, Calendar, WeeklyProfiles
 
 DAY_S = float(DAY.astype(np.int64))
 NEVER = 1 << 20  # steps since the last reading, if there is none
+NODES_AT_ONCE = 256  # whose gaps are filled together: bounds memory
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -180,13 +181,14 @@ class Series:
         profiles themselves: the last reading may lie before the first row."""
         absent, ages, filled = self.absent(treatment), self.ages(treatment), self.filled(treatment)
         before = np.full(self.nodes, np.nan) if self.before is None else self._profile_before(weeks)
-        for node in np.flatnonzero(absent.any(axis=1)).tolist():
-            rows = np.flatnonzero(absent[node])
-            age = ages[node, rows]
-            at_last = np.where(age > rows, before[node], profile[node, np.maximum(rows - age, 0)])
-            anomaly = np.where(age < NEVER, filled[node, rows] - at_last, 0.0)
-            usual = profile[node, rows] + anomaly * 0.5 ** (age / half_lives[node])
-            filled[node, rows] = np.where(np.isnan(usual), filled[node, rows], usual)
+        for first in range(0, self.nodes, NODES_AT_ONCE):
+            node, row = np.nonzero(absent[first : first + NODES_AT_ONCE])
+            node += first
+            age, last = ages[node, row], filled[node, row]
+            at_last = np.where(age > row, before[node], profile[node, np.maximum(row - age, 0)])
+            anomaly = np.where(age < NEVER, last - at_last, 0.0)
+            usual = profile[node, row] + anomaly * 0.5 ** (age / half_lives[node])
+            filled[node, row] = np.where(np.isnan(usual), last, usual)
         return filled
 
     def _profile_before(self, weeks: Floats) -> Floats:
