@@ -88,7 +88,7 @@ def test_the_figures_in_pictures_stand_on_the_pages() -> None:
         assert number in pages, number
 
 
-@pytest.mark.slow
+@pytest.mark.chaos  # make docs, which is part of the gate, builds it with warnings as errors, too
 def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
     site = ROOT / "site"

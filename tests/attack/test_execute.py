@@ -54,7 +54,7 @@ def test_the_whole_series_is_found_from_hidden_states_alone(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
-    [name if name == "cnfgnn-plus" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+    [name if name == "cnfgnn-plus" else pytest.param(name, marks=pytest.mark.chaos) for name in FAMILIES],
 )
 def test_attacks_do_not_depend_on_the_attacked_readings(
     family: str, attacked_runs: dict[str, Path], attacked_city: Dataset, tmp_path: Path

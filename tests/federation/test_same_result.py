@@ -35,7 +35,7 @@ def test_training_evaluation_and_forecasts_equal_the_simulators(tmp_path: Path) 
     """With `cnfgnn-plus`, which has all that a method can have. Weights of `at-fedavg` are compared in
     test_recovery.py, and its forecasts in test_forecast_start.py."""
     data = city_on_disk(tmp_path / "city")
-    changes = {"training.server_batch": 64, "training.average_every": 3, "model.members": 2}
+    changes = {"training.server_batch": 64, "training.average_every": 3}
     c = config(2, "cnfgnn-plus", **changes)
     # All sites are required: on a busy machine one may be silent for long enough to be left out of a round.
     with running_federation(tmp_path, data, min_sites=len(SITES)) as sites:

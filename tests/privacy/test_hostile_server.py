@@ -269,7 +269,7 @@ def test_the_attack_would_see_hidden_states_of_true_readings(
 
 
 @pytest.mark.slow
-@settings(max_examples=180, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_a_hostile_server_learns_no_more_in_many_trials(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -134,6 +134,7 @@ def test_a_copied_kit_is_refused_while_its_site_runs_and_all_parties_are_told(
     assert "Traceback" not in log(copied)
 
 
+@pytest.mark.chaos
 def test_a_killed_site_reconnects_at_once_and_an_unresponsive_one_is_replaced(
     running: tuple[Project, Kits], copied: Path
 ) -> None:

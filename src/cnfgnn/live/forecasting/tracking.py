@@ -230,7 +230,7 @@ def adapted_intervals(predictor: RunPredictor, data: Dataset) -> Intervals | Non
     readings = data.readings
     step = readings.step_seconds
     if set(predictor.ids) <= set(predictor.run.data.sensors):  # nothing is computed from older readings
-        readings = last_rows(readings, adapting_steps(len(predictor.ids)) + history)
+        readings = last_rows(readings, adapting_steps(len(predictor.ids)) + 2 * history)
     rows = len(readings.times)
     extended = replace(data, readings=with_rows_ahead(readings, horizon))
     try:
