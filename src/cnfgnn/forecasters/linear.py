@@ -93,20 +93,26 @@ class Normal:
 
     def solved(self, penalty: Tensor | float) -> Tensor:
         """(n p t): the weights with this penalty on their squares, one for all or (n,)."""
-        eye = torch.eye(self.gram.shape[-1], dtype=self.gram.dtype, device=self.gram.device)
         penalties = torch.as_tensor(penalty, dtype=self.gram.dtype, device=self.gram.device)
-        if penalties.dim():
-            penalties = self.by_row(penalties)
-        weights, _ = torch.linalg.solve_ex(self.gram + penalties.view(-1, 1, 1) * eye, self.cross)
+        rows = self.by_row(penalties) if penalties.dim() else penalties.expand(len(self.gram))
+        return self.by_sensor(self.solved_rows(rows[None])[0])
+
+    def solved_rows(self, penalties: Tensor) -> Tensor:
+        """(k r) -> (k r p t): the weights of each row with several penalties."""
+        eye = torch.eye(self.gram.shape[-1], dtype=self.gram.dtype, device=self.gram.device)
+        penalised = self.gram + penalties[..., None, None] * eye
+        weights, _ = torch.linalg.solve_ex(penalised, self.cross.expand(len(penalties), -1, -1, -1))
         # Readings of absurd size have no solution in float64. Without weights the last value is forecast.
-        solvable = weights.isfinite().flatten(1).all(dim=1).view(-1, 1, 1)
-        return self.by_sensor(torch.where(solvable, weights, 0.0))
+        solvable = weights.isfinite().flatten(2).all(dim=2)[..., None, None]
+        return torch.where(solvable, weights, 0.0)
+
+    def row_errors(self, weights: Tensor) -> Tensor:
+        """(k r p t) -> (k r): the summed squared errors of each row."""
+        return self.square + ((self.gram @ weights - 2 * self.cross) * weights).sum(dim=(2, 3))
 
     def squared_errors(self, weights: Tensor) -> Tensor:
         """(n,): the summed squared errors that these weights (n p t) have on the windows summed here."""
-        of_rows = self.by_row(weights) * self._steps()
-        explained = ((self.gram @ of_rows - 2 * self.cross) * of_rows).sum(dim=(1, 2))
-        return self.by_sensor(self.square + explained)
+        return self.by_sensor(self.row_errors((self.by_row(weights) * self._steps())[None])[0])
 
     def by_row(self, x: Tensor) -> Tensor:
         """(n ...) -> (r ...): what belongs to a sensor, for each of its rows."""
@@ -345,21 +351,15 @@ class _Equations:
     def fit(self) -> Tensor:
         """(n p 1 + folds t) in float64: the weights fitted to all windows, then those of each fold, with the
         penalty whose weights, fitted to the other folds, are best in each."""
-        errors = torch.stack(
-            [
-                torch.stack(
-                    [
-                        p.squared_errors(o.solved(penalty))
-                        for p, o in zip(self.parts, self.others, strict=True)
-                    ]
-                )
-                for penalty in PENALTIES
-            ]
-        ).sum(dim=1)  # (penalties n)
-        errors = errors.nan_to_num(nan=torch.inf)
+        gram = self.total.gram
+        penalties = torch.tensor(PENALTIES, dtype=gram.dtype, device=gram.device)
+        every = penalties[:, None].expand(-1, len(gram))
+        of_rows = torch.zeros_like(every)  # (penalties r)
+        for part, other in zip(self.parts, self.others, strict=True):
+            of_rows = of_rows + part.row_errors(other.solved_rows(every))
+        errors = self.total.by_sensor(of_rows.T).T.nan_to_num(nan=torch.inf)
         # The largest of those that are as good as the best: with few windows there may be no difference.
         as_good = errors <= errors.amin(dim=0) * (1 + AS_GOOD)
-        penalties = torch.tensor(PENALTIES, dtype=errors.dtype, device=errors.device)
         chosen = torch.where(as_good, penalties[:, None], 0.0).amax(dim=0)
         return torch.stack([normal.solved(chosen) for normal in (self.total, *self.others)], dim=2)
 
