@@ -425,7 +425,7 @@ def sees(kit: Path, revoked: bool) -> bool:
         return False
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_site_with_its_own_key_trains_is_renewed_and_revoked(tmp_path: Path) -> None:
     data, sites = city_on_disk(tmp_path / "city", sensors=4, days=2), {"north": [0, 1], "south": [2, 3]}
     with running_federation(tmp_path, data, sites, min_sites=2, own_keys=["north"]) as running:
