@@ -59,7 +59,6 @@ def test_a_new_sensor_is_served_while_the_others_go_on(tmp_path: Path) -> None:
         live.until_full()
 
 
-@pytest.mark.chaos
 def test_sites_go_on_whoever_is_killed_and_rejoin_by_themselves(tmp_path: Path) -> None:
     with live_processes(tmp_path) as live:
         page = live.page.get("/")
