@@ -89,8 +89,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path, help="folder for a record of each")
+    parser.add_argument("--missing", choices=("masked", "as-truth"), default="masked", help="data.missing")
     given = parser.parse_args()
-    data, config = load(given.data), DataConfig()
+    data, config = load(given.data), DataConfig(missing=given.missing)
     make_folder(given.out)
     begun = time.perf_counter()
     found = {}
@@ -103,6 +104,7 @@ def main() -> None:
         took = seconds if method in found else None
         record = {
             "method": method,
+            "settings": {"data.missing": given.missing},
             "seed": None,
             **about(data.name, data.readings),
             "errors": scores.summary(),
@@ -110,7 +112,8 @@ def main() -> None:
         text = json.dumps(plain(record | {"bytes": None, "seconds": took}), indent=1, allow_nan=False) + "\n"
         name = method.partition(",")[0].lower().replace(" ", "-")
         write_whole(given.out / f"{data.name}-{name}.json", text.encode())
-        print(f"{method}: masked RMSE {scores.overall.masked_rmse:.3f}")
+        errors = scores.overall
+        print(f"{method}: RMSE {errors.rmse:.3f}, masked RMSE {errors.masked_rmse:.3f}")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,16 @@
 
 A mark names a table and what it shows:
 
-    <!-- table: records auckland masked_rmse masked_mae -->
+    <!-- table: records headline+forecasting:gru-fedavg,at-fedavg rmse published bytes -->
     <!-- end of table -->
 
-`records FOLDER ERROR...` has a line for each method, group of settings and commit in
-experiments/records/FOLDER; put the `record.json` of a run there, under any name. The error `published` is the
-paper's. `data-sets` shows experiments/data; `operations` recomputes the paper's.
+`records FOLDERS COLUMNS` has a line for each method and group of settings in experiments/records/FOLDER; put
+the `record.json` of a run there, under any name. `FOLDER:METHOD,METHOD` takes these methods alone, in their
+small size. Without records in the first folder there is no table. Columns are those of `COLUMNS` below. A
+table shows masked or unmasked errors, never both, of the records that were trained on errors of that kind.
+
+`data-sets` shows experiments/data; `operations` recomputes the paper's. `attacks FOLDER` shows how near
+attacks came: the record of a run with its blur and, as `attacks`, the lines of `cnfgnn attack --json`.
 """
 
 from __future__ import annotations
@@ -19,19 +23,57 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cnfgnn.algorithm.methods import Like, method_of, preset
+from cnfgnn.config.presets import LIKES
+from cnfgnn.config.settings import SETTINGS
+from cnfgnn.errors import ConfigError
 from cnfgnn.studies.costs import operations_of_a_node
-from cnfgnn.studies.published import NETWORKS, TEST_RMSE
+from cnfgnn.studies.published import FRACTIONS, INDUCTIVE_RMSE, NETWORKS, TEST_RMSE
 from cnfgnn.studies.tables import Column, Mean, Table
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS, DATA = ROOT / "experiments" / "records", ROOT / "experiments" / "data"
 MARKED = re.compile(r"(<!-- table: ([^>]+?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-LABELS = {"rmse": "RMSE", "mae": "MAE", "masked_rmse": "masked RMSE", "masked_mae": "masked MAE"}
-LABELS["published"] = "published"
+COLUMNS = {
+    "rmse": Column("rmse", "RMSE"),
+    "mae": Column("mae", "MAE"),
+    "masked_rmse": Column("masked_rmse", "masked RMSE"),
+    "masked_mae": Column("masked_mae", "masked MAE"),
+    "unseen_rmse": Column("unseen_rmse", "RMSE of unseen sensors"),
+    "published": Column("published", "published"),
+    "bytes": Column("bytes", "MB per node", 1),
+}
+ATTACKS = {  # labels of `cnfgnn attack` and what a page calls them
+    "guess: each sensor's mean": "guess: its mean",
+    "whole series at once": "whole series",
+    "series, smoother (colluding)": "smoother, colluding",
+    "series, smoother (known blur)": "smoother, known blur",
+    "series, smoother (network)": "smoother, network",
+}
+SMALL, SEEN, PRECISION = "63k", "training.seen", "compute.precision"
 Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The records of a method with the same settings, by data set."""
+
+    method: str
+    settings: Mapping[str, str]
+    of: dict[str, list[Record]] = field(default_factory=dict)
+
+    def commits(self) -> list[str]:
+        return list(dict.fromkeys(str(one["commit"]) for name in sorted(self.of) for one in self.of[name]))
+
+    def seeds(self) -> str | None:
+        found = [[one["seed"] for one in self.of[name]] for name in sorted(self.of)]
+        listed = [", ".join(str(seed) for seed in sorted(seeds)) for seeds in found if None not in seeds]
+        return "; ".join(dict.fromkeys(listed)) or None
 
 
 def pages() -> Iterator[tuple[Path, str, str]]:
@@ -50,77 +92,150 @@ def _made(mark: str) -> str:
     return text.strip() + "\n"
 
 
-def records(folder: str, *errors: str) -> Table | str:
-    """Test errors of the records in a folder, mean and spread over seeds, with MB per node and commit."""
-    found = [json.loads(path.read_text()) for path in sorted((RECORDS / folder).glob("*.json"))]
-    if not found:
+def records(folders: str, *columns: str) -> Table | str:
+    """Test errors of the records in some folders, mean and spread over seeds, with their commits."""
+    masked = _kind(columns)
+    parts = [[one for one in _read(part) if _is_masked(one) == masked] for part in folders.split("+")]
+    if not parts[0]:
         return "*No records yet.*"
+    found = [record for part in parts for record in part]
     _check_data(found)
-    names = list(dict.fromkeys(record["data"]["name"] for record in found))
-    trained = [set(_settings(record)) for record in found if record["seed"] is not None]
+    names = sorted({record["data"]["name"] for record in found})
+    trained = [set(_settings(record).items()) for record in found if record["seed"] is not None]
     common = set.intersection(*trained) if trained else set()
-    lines: dict[tuple[str, str], dict[str, Any]] = {}
-    for record in found:
-        own = [f"{key} = {value}" for key, value in _settings(record) if (key, value) not in common]
-        label = ", ".join([record["method"], *own])
-        line = lines.setdefault((label, str(record["commit"])), {"method": label, "of": {}})
-        line["of"].setdefault(record["data"]["name"], []).append(record)
-    rows = [_row(line, commit, errors) for (_, commit), line in lines.items()]
-    rows.sort(key=lambda row: -_mean(row.get(f"{names[0]} {errors[0]}")))
-    columns = [Column("method", "method")]
+    rows = [_row(line, common, columns) for line in _lines(found)]
+    rows.sort(key=lambda row: _order(row, f"{names[0]} {columns[0]}"))
+    heads = [Column("method", "method"), Column(SEEN, "sensors seen", 0, share=True)]
     for name in names:
-        ahead = f"{name}: " if len(names) > 1 else ""
-        columns += [Column(f"{name} {error}", ahead + LABELS[error]) for error in errors]
-        columns.append(Column(f"{name} bytes", f"{ahead}MB per node", 1))
-    columns += [Column("seeds", "seeds"), Column("commit", "commit")]
-    settings = ", ".join(f"{key} = {value}" for key, value in sorted(common))
+        ahead = f"{_title(name)}: " if len(names) > 1 else ""
+        shown = (COLUMNS[key] for key in columns)
+        heads += [replace(one, key=f"{name} {one.key}", label=ahead + one.label) for one in shown]
+    heads += [Column(PRECISION, "precision"), Column("seeds", "seeds"), Column("commit", "commit")]
+    heads = [head for head in heads if any(row.get(head.key) is not None for row in rows)]
     machines = " and ".join(sorted({record["machine"] for record in found}))
-    notes = [f"Measured on {machines}{f'; {settings}' if settings else ''}."]
-    return Table(folder, folder, columns, rows, notes)
+    told = [("data.missing", "masked" if masked else "as-truth"), *sorted(common)]
+    settings = ", ".join(f"{key} = {value}" for key, value in told)
+    return Table("records", "Records", heads, rows, [f"Measured on {machines}; {settings}."])
 
 
-def _row(line: Mapping[str, Any], commit: str, errors: Sequence[str]) -> dict[str, Any]:
-    row: dict[str, Any] = {"method": line["method"], "commit": commit}
-    seeds: set[int] = set()
-    for name, of_data in line["of"].items():
-        for error in errors:
-            row[f"{name} {error}"] = (
-                _published(of_data[0]) if error == "published" else _over_seeds(of_data, error)
-            )
-        if of_data[0]["bytes"] is not None:
-            megabytes = [record["bytes"]["per_node"] / record["data"]["sensors"] / 1e6 for record in of_data]
-            row[f"{name} bytes"] = Mean.of(megabytes)
-        seeds |= {record["seed"] for record in of_data if record["seed"] is not None}
-    return row | {"seeds": ", ".join(map(str, sorted(seeds))) or None}
+def _kind(columns: Sequence[str]) -> bool:
+    """Whether a table shows masked errors."""
+    kinds = {column.startswith("masked") for column in columns if column != "bytes"}
+    if len(kinds) != 1:
+        raise SystemExit(f"masked and unmasked errors never share a table: {' '.join(columns)}")
+    return kinds.pop()
 
 
-def _over_seeds(of_data: Sequence[Record], error: str) -> Mean:
-    return Mean.of(record["errors"]["overall"][error] for record in of_data)
+def _read(part: str) -> list[Record]:
+    """The records of FOLDER, or of FOLDER:METHOD,METHOD."""
+    folder, _, methods = part.partition(":")
+    found = [json.loads(path.read_text()) for path in sorted((RECORDS / folder).glob("*.json"))]
+    wanted = methods.split(",")
+    return [one for one in found if not methods or (one["method"] in wanted and _size(one) == SMALL)]
+
+
+def _lines(found: Sequence[Record]) -> list[Line]:
+    """A line for each method and group of settings; it names the commits of its records."""
+    lines: dict[tuple[str, str], Line] = {}
+    for record in found:
+        method, settings, name = record["method"], _settings(record), record["data"]["name"]
+        line = lines.setdefault((method, json.dumps(settings, sort_keys=True)), Line(method, settings))
+        of_data = line.of.setdefault(name, [])
+        if any(one["seed"] == record["seed"] for one in of_data):
+            raise SystemExit(f"two records of {method} on {name} have seed {record['seed']}: keep the later")
+        of_data.append(record)
+    return list(lines.values())
+
+
+def _row(line: Line, common: set[tuple[str, str]], columns: Sequence[str]) -> dict[str, Any]:
+    own = {key: value for key, value in line.settings.items() if (key, value) not in common}
+    seen, precision = own.pop(SEEN, None), own.pop(PRECISION, None)
+    label = ", ".join([_label(line.method), *(f"{key} = {value}" for key, value in own.items())])
+    row: dict[str, Any] = {"method": label, SEEN: float(seen) if seen else None, PRECISION: precision}
+    for name, of_data in line.of.items():
+        row |= {f"{name} {column}": _figure(of_data, column) for column in columns}
+    return row | {"seeds": line.seeds(), "commit": ", ".join(line.commits())}
+
+
+def _figure(of_data: Sequence[Record], column: str) -> Mean | float | None:
+    """What a column shows of the records of one line and data set."""
+    if column == "published":
+        return _published(of_data[0])
+    if column == "bytes":
+        if not of_data[0]["bytes"] or not of_data[0]["bytes"]["per_node"]:
+            return None  # nothing was sent
+        return Mean.of(one["bytes"]["per_node"] / one["data"]["sensors"] / 1e6 for one in of_data)
+    of, error = ("unseen", "rmse") if column == "unseen_rmse" else ("overall", column)
+    return Mean.of(record["errors"][of][error] for record in of_data)
 
 
 def _published(record: Record) -> float | None:
     """The paper's unmasked RMSE of a method, on the whole data set."""
-    size = record.get("preset", {}).get("size", "")
-    return TEST_RMSE.get(_like(record), {}).get((record["method"], size))
+    method, like = record["method"], _like(record["data"]["name"]) or ""
+    seen = record.get("settings", {}).get(SEEN)
+    if seen is None:
+        return TEST_RMSE.get(like, {}).get((method, _size(record)))
+    figures = INDUCTIVE_RMSE.get(like, {}).get(method)
+    return figures[FRACTIONS.index(seen)] if figures and seen in FRACTIONS else None
 
 
-def _like(record: Record) -> str:
-    """The data set of the paper that the data are a part of, if any."""
-    return next((like for like in NETWORKS if record["data"]["name"].startswith(like)), "")
+def _order(row: Mapping[str, Any], error: str) -> tuple[Any, ...]:
+    """By share of sensors, if that differs; otherwise large errors first, and last what has none."""
+    if row[SEEN] is not None:
+        return row["method"], row[SEEN]
+    return row.get(error) is None, -_mean(row.get(error))
+
+
+def _label(method: str) -> str:
+    with suppress(ConfigError):  # not a method of ours
+        if not method_of(method).federated:
+            return f"{method}, pooled"
+    return "at-fedavg (CNFGNN)" if method == "at-fedavg" else method
+
+
+def _title(data: str) -> str:
+    like = _like(data) or ""
+    return like.upper() + data[len(like) :].replace("-", " ")
+
+
+def _size(record: Record) -> str:
+    return str(record.get("preset", {}).get("size", SMALL))
+
+
+def _like(name: str) -> Like | None:
+    """The data set of the paper that the data of this name are a part of, if any."""
+    return next((like for like in LIKES if name.startswith(like)), None)
+
+
+def _is_masked(record: Record) -> bool:
+    """Whether missing readings were left out in training."""
+    otherwise = "as-truth" if record.get("preset", {}).get("like") else "masked"
+    return bool(record.get("settings", {}).get("data.missing", otherwise) == "masked")
 
 
 def _mean(value: Any) -> float:
-    return value.mean if isinstance(value, Mean) else float("inf")
+    return value.mean if isinstance(value, Mean) else 0.0
 
 
-def _settings(record: Record) -> list[tuple[str, str]]:
-    """What a run was told beyond its method and the data set's published settings, as pairs of text."""
-    preset, pairs = record.get("preset", {}), []
-    if preset.get("size", "63k") != "63k":
-        pairs.append(("size", preset["size"]))
-    if preset and preset["like"] != _like(record):
-        pairs.append(("like", preset["like"] or "none"))
-    return [*pairs, *((key, str(value)) for key, value in record.get("settings", {}).items())]
+def _settings(record: Record) -> dict[str, str]:
+    """Its precision, and what a run was told beyond its method and the data set's published settings, but
+    for `data.missing`, which is the same in a table. One that was told nothing has the default settings."""
+    method, size, like = record["method"], _size(record), _like(record["data"]["name"])
+    near = record.get("preset", {}).get("like", like) or None
+    told: dict[str, Any] = dict(record.get("settings", {}))
+    if near is None and size == SMALL and told.keys() <= {PRECISION}:
+        return told
+    try:
+        published, nearest = preset(method, size, like, inductive=SEEN in told), preset(method, size, near)
+        told = {key: nearest.setting(key) for key in SETTINGS} | told
+        same = {key for key in SETTINGS if key != PRECISION and told[key] == published.setting(key)}
+        told = {key: value for key, value in told.items() if key not in same}
+    except ConfigError:  # not a method of ours, or without such a preset
+        told |= {"like": near or "none"} if near != like else {}
+        if told.get("training.loss") == "square":  # as in every preset
+            del told["training.loss"]
+    told |= {"size": size} if size != SMALL else {}
+    return {key: str(value) for key, value in told.items() if key != "data.missing"}
 
 
 def _check_data(found: Sequence[Record]) -> None:
@@ -140,13 +255,13 @@ def data_sets() -> Table:
         rows[-1]["windows"] = " / ".join(f"{count:,}" for count in windows)
     for path in sorted(DATA.glob("*.json")):
         facts = json.loads(path.read_text())
-        windows = (facts[f"{split}_windows"] for split in ("train", "validation", "test"))
+        of_splits = (facts[f"{split}_windows"] for split in ("train", "validation", "test"))
         rows.append(
             {
                 "name": facts["name"],
                 "sensors": facts["sensors"],
                 "edges": facts["edges_between_sensors"],
-                "windows": " / ".join(f"{count:,}" for count in windows),
+                "windows": " / ".join(f"{count:,}" for count in of_splits),
                 "span": f"{facts['from'][:10]} to {facts['to'][:10]}",
                 "missing": facts["missing"],
                 "checksum": f"`{facts['checksum'][:12]}`",
@@ -158,8 +273,24 @@ def data_sets() -> Table:
     return Table("data-sets", "Data sets", columns, sorted(rows, key=lambda row: str(row["name"])))
 
 
+def attacks(folder: str) -> Table:
+    """How near each attack came to the readings of the test split, for each blur of each data set."""
+    found = [json.loads(path.read_text()) for path in (RECORDS / folder).glob("*.json")]
+    rows = []
+    for record in sorted(found, key=lambda one: (one["data"]["name"], one["blur"])):
+        lines = {line["label"]: line["all"]["rmse"] for line in record["attacks"] if line["split"] == "test"}
+        row = {"data": _title(record["data"]["name"]), "blur": f"{record['blur']:g}"}
+        row |= {"rmse": record["errors"]["overall"]["rmse"], "commit": record["commit"], **lines}
+        rows.append(row | {"copy": min((lines[label] for label in lines if "copy" in label), default=None)})
+    columns = [Column("data", "data"), Column("blur", "blur"), Column("rmse", "forecasts")]
+    columns += [Column(label, shown, 2) for label, shown in ATTACKS.items()]
+    columns += [Column("copy", "nearest, given the copy", 2), Column("commit", "commit")]
+    return Table(folder, folder, columns, rows, [f"Measured on {found[0]['machine']}."])
+
+
 TABLES: Mapping[str, Callable[..., Table | str]] = {
     "records": records,
+    "attacks": attacks,
     "data-sets": data_sets,
     "operations": operations_of_a_node,
 }

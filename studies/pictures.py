@@ -1,10 +1,12 @@
-"""The pictures of docs/results.md, from the measured figures in pictures.toml beside this file.
+"""The pictures of docs/results.md and of inductive learning, from experiments/records and, for figures that
+have no records, from pictures.toml beside this file.
 
-python studies/pictures.py              writes docs/figures/results-{bytes,blur,graph}.svg
+    python studies/pictures.py      # docs/figures/results-{bytes,blur,graph}.svg and metr-la-29-inductive.svg
 """
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,11 @@ from cnfgnn.studies.drawing import (
     styled,
     svg,
 )
+from cnfgnn.studies.figures import Inductive, inductive
 
 ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "experiments" / "records"
+TITLES = {"metr-la-29": "METR-LA, 29 sensors", "pems-bay-74": "PEMS-BAY, 74 sensors"}
 MEASURED = Path(__file__).with_suffix(".toml")
 MB_OF_A_GIB = 2**30 / 1e6
 
@@ -57,26 +62,52 @@ def against_bytes(panels: list[dict[str, Any]]) -> Figure:
 
 
 @styled
-def against_blur(sets: list[dict[str, Any]]) -> Figure:
-    """What a blur costs in forecasts, and how far off an attacker is."""
+def against_blur(records: list[dict[str, Any]]) -> Figure:
+    """What a blur costs in forecasts, and how far off the nearest attacker is; without a blur comes first."""
     fig = figure((SIZE[0], 3.6))
     cost, attacked = fig.subplots(1, 2)
-    for k, one in enumerate(sets):
-        changes = [100 * (rmse / one["rmse"][0] - 1) for rmse in one["rmse"]]
-        cost.plot(one["blurs"], changes, "o-", color=colour(k), markersize=4.5, label=one["data"])
-        attacked.plot(one["blurs"], one["attack"], "o-", color=colour(k), markersize=4.5)
-        for blur, error in one.get("later_attack", []):
-            attacked.plot(blur, error, "*", color=colour(k), markersize=9, label="a later attack")
-    most = max(max(one["blurs"]) for one in sets)
+    for k, name in enumerate(sorted({one["data"]["name"] for one in records})):
+        of_data = sorted((one for one in records if one["data"]["name"] == name), key=lambda one: one["blur"])
+        blurs, errors = (
+            [one["blur"] for one in of_data],
+            [one["errors"]["overall"]["rmse"] for one in of_data],
+        )
+        changes = [100 * (rmse / errors[0] - 1) for rmse in errors]
+        cost.plot(blurs, changes, "o-", color=colour(k), markersize=4.5, label=TITLES[name])
+        attacked.plot(blurs, [nearest(one) for one in of_data], "o-", color=colour(k), markersize=4.5)
+    most = max(one["blur"] for one in records)
     attacked.plot([0, most], [0, most], "--", color=INK, linewidth=0.9, label="the copy itself: the blur")
     cost.set(title="Forecasts", ylabel="test RMSE, change from no blur, %", ylim=(-5, 5))
-    attacked.set(
-        title="Strongest attack of version 0.3.0", ylabel="RMSE of the readings it finds, mph", ylim=(0, 10)
-    )
+    attacked.set(title="Nearest attack", ylabel="RMSE of the readings it finds, mph", ylim=(0, 10))
     for axes in (cost, attacked):
         axes.set_xlabel("blur, mph")
     fig.legend(loc="outside lower center", ncols=4)
     return fig
+
+
+def nearest(record: dict[str, Any]) -> float:
+    """How near an attack came to the readings of the test split by what was sent."""
+    of_sent = [line for line in record["attacks"] if line["attack"] not in ("guess", "copy")]
+    return min(line["all"]["rmse"] for line in of_sent if line["split"] == "test")
+
+
+def by_share(records: list[dict[str, Any]]) -> Figure:
+    """Errors of inductive learning: the means over seeds of each method and share of the sensors."""
+    found: dict[str, dict[float, list[dict[str, Any]]]] = {}
+    for one in records:
+        found.setdefault(one["method"], {}).setdefault(one["settings"]["training.seen"], []).append(one)
+
+    def mean(of_share: list[dict[str, Any]], kind: str) -> float:
+        return sum(one["errors"][kind]["rmse"] for one in of_share) / len(of_share)
+
+    rows = {
+        method: [
+            Inductive(share, *(mean(of_share, kind) for kind in ("overall", "seen", "unseen")))
+            for share, of_share in sorted(shares.items())
+        ]
+        for method, shares in found.items()
+    }
+    return inductive(rows, "Inductive learning on METR-LA, 29 sensors")
 
 
 @styled
@@ -103,15 +134,20 @@ def of_the_graph(rows: list[dict[str, Any]]) -> Figure:
     return fig
 
 
+def records(folder: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((RECORDS / folder).glob("*.json"))]
+
+
 def main() -> None:
     measured = tomllib.loads(MEASURED.read_text())
     drawn = {
-        "bytes": against_bytes(measured["bytes"]),
-        "blur": against_blur(measured["blur"]),
-        "graph": of_the_graph(measured["graph"]),
+        "results-bytes": against_bytes(measured["bytes"]),
+        "results-blur": against_blur(records("attacks")),
+        "results-graph": of_the_graph(measured["graph"]),
+        "metr-la-29-inductive": by_share(records("inductive")),
     }
     for name, picture in drawn.items():
-        path = ROOT / "docs" / "figures" / f"results-{name}.svg"
+        path = ROOT / "docs" / "figures" / f"{name}.svg"
         write_whole(path, (svg(picture) + "\n").encode())
         print(path.relative_to(ROOT))
 

@@ -109,6 +109,15 @@ def test_the_gates_are_compared_with_compiled_ones(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
+def test_two_ways_of_waiting_are_compared_alone_and_beside_a_busy_program() -> None:
+    done = ran("busy.py", "--seconds", 1, "--sensors", 4)
+    assert done.returncode == 0, done.stderr
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["PyTorch's", "ours"]
+    assert all(float(cell) > 0 for row in rows for cell in row[1:])
+
+
+@pytest.mark.slow
 def test_products_are_compared_with_a_large_one() -> None:
     done = ran("products.py", "--turns", 2, "--json")
     assert done.returncode == 0, done.stderr

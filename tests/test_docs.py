@@ -79,11 +79,9 @@ def test_the_exit_codes_are_those_that_the_code_ends_with() -> None:
 
 
 def test_the_figures_in_pictures_stand_on_the_pages() -> None:
-    pages = "".join(
-        (ROOT / "docs" / f"{page}.md").read_text() for page in ("results", "reproduction", "privacy")
-    )
+    pages = "".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("results", "reproduction"))
     drawn = (ROOT / "studies" / "pictures.toml").read_text()
-    assert set(tomllib.loads(drawn)) == {"bytes", "blur", "graph"}
+    assert set(tomllib.loads(drawn)) == {"bytes", "graph"}
     for number in re.findall(r"\d+\.\d+", re.sub("#.*", "", drawn)):
         assert number in pages, number
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cnfgnn.studies.tables import Table
 from studies import docs_tables
 
 
@@ -22,15 +24,43 @@ def record(
         "data": {"name": "lake", "checksum": "a1", "sensors": 2, "rows": 9},
         "commit": "abc1234",
         "machine": "a machine",
-        "errors": {"overall": {"rmse": rmse}},
+        "errors": {"overall": {"rmse": rmse, "masked_rmse": rmse}},
         "bytes": {"per_node": 3_000_000, "per_site": 1},
     } | changes
 
 
-def written(folder: Path, *found: dict[str, Any]) -> None:
-    folder.mkdir()
-    for number, one in enumerate(found):
-        (folder / f"{number}.json").write_text(json.dumps(one))
+def of_traffic(like: str, method: str = "gru-fedavg", **changes: Any) -> dict[str, Any]:
+    """A record with the published settings on a part of one of the paper's data sets."""
+    data = {"name": f"{like}-7", "checksum": like, "sensors": 2, "rows": 9}
+    settled: dict[str, Any] = {"data": data, "preset": {"size": "63k", "like": like}}
+    return record(method, **settled | changes)
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Writes the records of a folder."""
+    monkeypatch.setattr(docs_tables, "RECORDS", tmp_path)
+
+    def write(folder: str, *found: dict[str, Any]) -> None:
+        (tmp_path / folder).mkdir()
+        for number, one in enumerate(found):
+            (tmp_path / folder / f"{number}.json").write_text(json.dumps(one))
+
+    return write
+
+
+def made(*mark: str) -> Table:
+    table = docs_tables.records(*mark)
+    assert not isinstance(table, str)
+    return table
+
+
+def lines(*mark: str) -> list[str]:
+    return [" | ".join(cells) for cells in made(*mark).cells()]
+
+
+def heads(*mark: str) -> list[str]:
+    return [column.label for column in made(*mark).columns]
 
 
 def test_the_pages_are_current() -> None:
@@ -38,45 +68,168 @@ def test_the_pages_are_current() -> None:
     assert [path.name for path, text, wanted in docs_tables.pages() if text != wanted] == []
 
 
-def test_seeds_are_averaged_and_commits_and_settings_have_lines_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_seeds_are_averaged_commits_are_named_and_settings_have_lines_of_their_own(
+    written: Callable[..., None],
 ) -> None:
-    monkeypatch.setattr(docs_tables, "RECORDS", tmp_path)
     other = record(settings={"compute.precision": "tf32", "training.rounds": 3})
     simple = record("last value", None, 9.0, preset={}, settings={}, bytes=None)
-    written(tmp_path / "lake", record(), record(seed=2, rmse=3.0), record(commit="later"), other, simple)
-    table = docs_tables.records("lake", "rmse")
-    assert not isinstance(table, str)
-    assert [" | ".join(cells) for cells in table.cells()] == [
+    written("lake", record(), record(seed=2, rmse=3.0, commit="later"), other, simple)
+    assert lines("lake", "masked_rmse", "bytes") == [
         "last value | 9.000 | - | - | abc1234",
-        "cnfgnn-plus | 2.500 ± 0.707 | 1.5 ± 0.0 | 1, 2 | abc1234",
-        "cnfgnn-plus | 2.000 | 1.5 | 1 | later",
+        "cnfgnn-plus | 2.500 ± 0.707 | 1.5 ± 0.0 | 1, 2 | abc1234, later",
         "cnfgnn-plus, training.rounds = 3 | 2.000 | 1.5 | 1 | abc1234",
     ]
-    assert table.notes == ["Measured on a machine; compute.precision = tf32."]
+    notes = made("lake", "masked_rmse").notes
+    assert notes == ["Measured on a machine; data.missing = masked, compute.precision = tf32."]
 
 
-def test_published_errors_stand_beside_ours_on_both_data_sets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(docs_tables, "RECORDS", tmp_path)
-    found = []
-    for name in ("metr-la", "pems-bay"):
-        data = {"name": f"{name}-7", "checksum": name, "sensors": 2, "rows": 9}
-        presets = [{"size": "63k", "like": like} for like in (name, "")]
-        found += [record("gru-fedavg", data=data, preset=preset) for preset in presets]
-    written(tmp_path / "both", *found)
-    table = docs_tables.records("both", "rmse", "published")
-    assert not isinstance(table, str)
-    assert [" | ".join(cells) for cells in table.cells()] == [
-        "gru-fedavg | 2.000 | 12.132 | 1.5 | 2.000 | 4.512 | 1.5 | 1 | abc1234",
-        "gru-fedavg, like = none | 2.000 | 12.132 | 1.5 | 2.000 | 4.512 | 1.5 | 1 | abc1234",
+def test_published_errors_stand_beside_ours_on_both_data_sets(written: Callable[..., None]) -> None:
+    written("both", of_traffic("metr-la"), of_traffic("pems-bay"))
+    assert lines("both", "rmse", "published") == ["gru-fedavg | 2.000 | 12.132 | 2.000 | 4.512 | 1 | abc1234"]
+    assert heads("both", "rmse", "published")[1:4] == [
+        "METR-LA 7: RMSE",
+        "METR-LA 7: published",
+        "PEMS-BAY 7: RMSE",
     ]
 
 
-def test_records_of_different_readings_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docs_tables, "RECORDS", tmp_path)
+def test_a_method_that_two_commits_measured_on_two_data_sets_has_one_line(
+    written: Callable[..., None],
+) -> None:
+    new = [of_traffic("pems-bay", commit="new", seed=seed, rmse=4.0) for seed in (1, 2)]
+    written("both", of_traffic("metr-la", commit="old"), *new)
+    assert lines("both", "rmse") == ["gru-fedavg | 2.000 | 4.000 ± 0.000 | 1; 1, 2 | old, new"]
+
+
+def test_runs_without_any_setting_have_one_line_whatever_was_published_for_their_data(
+    written: Callable[..., None],
+) -> None:
+    default: dict[str, Any] = {
+        "preset": {"size": "63k", "like": ""},
+        "settings": {"compute.precision": "tf32"},
+    }
+    ours = {**of_traffic("metr-la", "cnfgnn-plus"), **default}
+    written("both", ours, record(**default))
+    assert lines("both", "masked_rmse") == ["cnfgnn-plus | 2.000 | 2.000 | 1 | abc1234"]
+
+
+def test_a_seed_that_was_measured_twice_is_refused(written: Callable[..., None]) -> None:
+    written("both", of_traffic("metr-la", commit="a"), of_traffic("metr-la", commit="b"))
+    with pytest.raises(
+        SystemExit, match="two records of gru-fedavg on metr-la-7 have seed 1: keep the later"
+    ):
+        made("both", "rmse")
+
+
+def test_what_the_first_data_set_lacks_comes_last(written: Callable[..., None]) -> None:
+    other = of_traffic("pems-bay", "gru-local", rmse=9.0)
+    written("both", other, of_traffic("metr-la"), of_traffic("pems-bay", rmse=5.0))
+    assert lines("both", "rmse") == [
+        "gru-fedavg | 2.000 | 5.000 | 1 | abc1234",
+        "gru-local | - | 9.000 | 1 | abc1234",
+    ]
+
+
+def test_a_table_may_take_some_methods_of_several_folders(written: Callable[..., None]) -> None:
+    large = of_traffic("metr-la", preset={"size": "727k", "like": "metr-la"})
+    written("theirs", of_traffic("metr-la", rmse=3.0), of_traffic("metr-la", "gru-local"), large)
+    written("ours", of_traffic("metr-la", "cnfgnn-plus", settings={}), of_traffic("metr-la", "mlp-fedavg"))
+    mark = "theirs:gru-fedavg+ours:cnfgnn-plus"
+    assert lines(mark, "rmse") == [
+        "gru-fedavg | 3.000 | tf32 | 1 | abc1234",
+        "cnfgnn-plus | 2.000 | fp32 | 1 | abc1234",
+    ]
+    assert heads(mark, "rmse") == ["method", "RMSE", "precision", "seeds", "commit"]
+    assert "gru-fedavg, size = 727k | 2.000 | 1 | abc1234" in lines("theirs", "rmse")
+
+
+def test_without_records_in_the_first_folder_there_is_no_table(written: Callable[..., None]) -> None:
+    written("ours", of_traffic("metr-la"))
+    assert docs_tables.records("peers+ours", "rmse") == "*No records yet.*"
+    assert lines("ours+peers", "rmse") == ["gru-fedavg | 2.000 | 1 | abc1234"]
+
+
+def test_masked_and_unmasked_errors_never_share_a_table(written: Callable[..., None]) -> None:
+    masked = of_traffic("metr-la", "cnfgnn-plus", settings={"data.missing": "masked"}, rmse=8.0)
+    written("both", of_traffic("metr-la"), masked)
+    assert lines("both", "rmse") == ["gru-fedavg | 2.000 | 1 | abc1234"]
+    assert lines("both", "masked_rmse") == ["cnfgnn-plus | 8.000 | 1 | abc1234"]
+    for columns in (("rmse", "masked_mae"), ("masked_rmse", "published")):
+        with pytest.raises(SystemExit, match="masked and unmasked errors never share a table"):
+            docs_tables.records("both", *columns)
+
+
+def test_the_same_settings_are_recognised_however_a_record_tells_them(written: Callable[..., None]) -> None:
+    """`record.json` names the nearest preset, which is not the same for every method."""
+    absolute = {"training.loss": "absolute"}
+    near = of_traffic("metr-la", "cnfgnn-plus", settings=absolute | {"data.missing": "masked"})
+    far = of_traffic("metr-la", "mlp-fedavg", settings=absolute, preset={"size": "63k", "like": ""}, rmse=3.0)
+    written("masked", near, far)
+    table = made("masked", "masked_rmse")
+    assert [row["method"] for row in table.rows] == ["mlp-fedavg", "cnfgnn-plus"]
+    assert table.notes == [
+        "Measured on a machine; data.missing = masked, compute.precision = fp32, training.loss = absolute."
+    ]
+    written("other", of_traffic("metr-la", "gru-local", preset={"size": "63k", "like": "pems-bay"}))
+    assert made("other", "rmse").notes == [
+        "Measured on a machine; data.missing = as-truth, compute.precision = tf32, "
+        "training.client_batch = 128, training.patience = 20."
+    ]
+
+
+def test_pooled_methods_and_those_of_others_say_so_and_send_nothing(written: Callable[..., None]) -> None:
+    told = {"compute.precision": "tf32", "training.loss": "square", "data.missing": "as-truth"}
+    peer = of_traffic("metr-la", "Some Net, pooled", settings=told | {"cut off after": "9 s"}, bytes=None)
+    del peer["preset"]
+    nothing = {"per_node": 0, "per_site": 0}
+    written("peers", peer)
+    written("ours", of_traffic("metr-la", "mlp-central", bytes=nothing), of_traffic("metr-la", "at-fedavg"))
+    assert sorted(lines("peers+ours", "rmse", "bytes")) == [
+        "Some Net, pooled, cut off after = 9 s | 2.000 | - | 1 | abc1234",
+        "at-fedavg (CNFGNN) | 2.000 | 1.5 | 1 | abc1234",
+        "mlp-central, pooled | 2.000 | - | 1 | abc1234",
+    ]
+    assert heads("peers", "rmse", "bytes") == ["method", "RMSE", "seeds", "commit"]
+
+
+def test_inductive_learning_has_a_line_for_each_share_of_sensors(written: Callable[..., None]) -> None:
+    found = []
+    for method, share, rmse in (("gru-fedavg", 0.25, 9.0), ("at-fedavg", 0.9, 2.0), ("at-fedavg", 0.25, 3.0)):
+        errors = {"overall": {"rmse": rmse}, "unseen": {"rmse": rmse + 1}}
+        # Patience is 20 in the published settings of this experiment, and 50 otherwise.
+        settings = {"training.seen": share} | ({"training.patience": 20} if method == "gru-fedavg" else {})
+        found.append(of_traffic("metr-la", method, settings=settings, errors=errors))
+    written("inductive", *found)
+    assert lines("inductive", "rmse", "unseen_rmse", "published") == [
+        "at-fedavg (CNFGNN) | 25% | 3.000 | 4.000 | 12.013 | 1 | abc1234",
+        "at-fedavg (CNFGNN) | 90% | 2.000 | 3.000 | 11.629 | 1 | abc1234",
+        "gru-fedavg | 25% | 9.000 | 10.000 | 11.993 | 1 | abc1234",
+    ]
+
+
+def test_records_of_different_readings_are_not_mixed(written: Callable[..., None]) -> None:
     other = {"name": "lake", "checksum": "b2", "sensors": 2, "rows": 9}
-    written(tmp_path / "lake", record(), record(data=other))
+    written("lake", record(), record(data=other))
     with pytest.raises(SystemExit, match="the records of lake are of different readings"):
-        docs_tables.records("lake", "rmse")
+        docs_tables.records("lake", "masked_rmse")
+
+
+def test_attacks_stand_beside_the_blur_and_what_the_copy_gives(written: Callable[..., None]) -> None:
+    def line(label: str, rmse: float, split: str = "test") -> dict[str, Any]:
+        return {"attack": "any", "label": label, "split": split, "all": {"rmse": rmse}}
+
+    found = [
+        line("guess: each sensor's mean", 9.0),
+        line("whole series at once", 4.98),
+        line("whole series at once", 1.0, "train"),
+        line("the copy itself", 4.97),
+        line("the copy, smoother (network)", 2.5),
+    ]
+    written(
+        "attacks", of_traffic("metr-la", blur=5.0, attacks=found), of_traffic("metr-la", blur=0, attacks=[])
+    )
+    rows = [" | ".join(cells) for cells in docs_tables.attacks("attacks").cells()]
+    assert rows == [
+        "METR-LA 7 | 0 | 2.000 | - | - | - | - | - | - | abc1234",
+        "METR-LA 7 | 5 | 2.000 | 9.00 | 4.98 | - | - | - | 2.50 | abc1234",
+    ]

@@ -137,3 +137,20 @@ def test_the_command_line_keeps_freed_memory(tmp_path: Path) -> None:
     if maps == "None":
         pytest.skip("this C library does not say how it keeps memory")
     assert maps == "False"
+
+
+def test_the_command_line_shares_processors_before_pytorch_is_imported_unless_told_otherwise(
+    tmp_path: Path,
+) -> None:
+    script = """
+import os, sys
+sys.argv = ["cnfgnn", "--version"]
+try:
+    __import__("cnfgnn.cli.main").cli.main.main()
+except SystemExit:
+    pass
+print("torch" in sys.modules, os.environ.get("GOMP_SPINCOUNT"))
+"""
+    assert said(script, tmp_path)[-2:] == ["False", "5000"]
+    for name, text, spins in (("GOMP_SPINCOUNT", "7", "7"), ("OMP_WAIT_POLICY", "active", "None")):
+        assert said(f"import os; os.environ[{name!r}] = {text!r}" + script, tmp_path)[-2:] == ["False", spins]

@@ -46,8 +46,10 @@ def test_every_published_row_has_a_preset() -> None:
             assert check_method(preset(name, size, like)).name == name  # type: ignore[arg-type]
 
 
-def test_inductive_runs_take_twenty_server_rounds() -> None:
-    assert preset("at-fedavg", like="metr-la", inductive=True).training.server_rounds == 20
+def test_inductive_runs_take_the_server_rounds_of_their_data_and_less_patience() -> None:
+    inductive = preset("at-fedavg", like="metr-la", inductive=True).training
+    assert (inductive.server_rounds, inductive.patience) == (1, 20)
+    assert preset("at-fedavg", like="pems-bay", inductive=True).training.server_rounds == 20
     assert preset("gru-fedavg", like="metr-la", inductive=True).training.patience == 20
 
 

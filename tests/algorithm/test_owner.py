@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from cnfgnn.algorithm import owner as owner_module
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.prepared_series import PROFILES
+from cnfgnn.data.prepared_series import OWN, PROFILES
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import evaluate_best, train
@@ -64,6 +68,61 @@ def test_the_lowest_reading_is_that_of_the_readings_at_hand(data: Dataset) -> No
         for row in (40, 41, 0):
             known = truth.values[:, :row][~truth.missing[:, :row]]
             assert owner._lowest_before(row) == known.min(initial=np.inf)
+
+
+def validated(data: Dataset, method: str = "cnfgnn-plus", **changes: Any) -> Owner:
+    experiment = simulate(data, small(method, **changes))
+    strategy = server(experiment)
+    strategy.round(1)
+    strategy.score("validation")
+    return experiment.owners[0][1]
+
+
+def independent_errors(owner: Owner, windows: int) -> np.ndarray:
+    """(t n): so many of these windows, which end with the validation split, count as independent."""
+    starts = torch.cat([owner.data.starts[split] for split in ("train", "validation")])[-windows:]
+    ahead = starts.numpy()[:, None] + owner.data.history + np.arange(owner.data.horizon)
+    known: np.ndarray = (~owner.truth.missing)[:, ahead].sum(axis=1)  # (n t)
+    return (known / np.arange(1, owner.data.horizon + 1)).T
+
+
+@pytest.mark.parametrize("changes", [{}, BLUR])
+def test_intervals_of_a_short_validation_split_also_rest_on_training_windows(
+    data: Dataset, changes: dict[str, Any]
+) -> None:
+    owner = validated(data, **changes)
+    assert owner.intervals is not None
+    windows = [len(owner.data.starts[split]) for split in ("train", "validation")]
+    np.testing.assert_allclose(owner.intervals.seen, independent_errors(owner, sum(windows)))
+
+
+def test_training_windows_only_make_up_for_what_the_validation_split_lacks(
+    data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = len(validated(data).data.starts["validation"])
+    for enough, used in ((count + 7, count + 7), (count, count)):
+        monkeypatch.setattr(owner_module, "CALIBRATING", enough)
+        owner = validated(data)
+        assert owner.intervals is not None
+        np.testing.assert_allclose(owner.intervals.seen, independent_errors(owner, used))
+
+
+def test_without_linear_forecasts_the_errors_of_training_windows_are_not_used(data: Dataset) -> None:
+    """The network has seen these windows: its errors there are smaller than those to come."""
+    owner = validated(data, "at-fedavg")
+    assert owner.intervals is not None
+    count = len(owner.data.starts["validation"])
+    np.testing.assert_allclose(owner.intervals.seen, independent_errors(owner, count))
+
+
+def test_intervals_rest_on_forecasts_of_training_windows_that_did_not_fit_them(data: Dataset) -> None:
+    """Weights that are wrong in the folds alone, which no other forecast uses, make intervals wide."""
+    owner = validated(data)
+    assert owner.intervals is not None
+    usual = owner.intervals.usual.mean()
+    owner.data.linear[OWN].of_folds.mul_(3.0)
+    owner.evaluate_intervals("validation")
+    assert owner.intervals.usual.mean() > 2 * usual
 
 
 def test_a_central_run_keeps_the_profile_of_the_copies_and_that_of_the_readings() -> None:

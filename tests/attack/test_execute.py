@@ -118,6 +118,18 @@ def test_gradients_and_weights_add_to_what_hidden_states_tell(attacked_city: Dat
     assert joint.all.rmse < 0.4 * alone.all.rmse  # half of that is found
 
 
+@pytest.mark.slow
+def test_gradients_of_few_of_the_training_windows_are_attacked_without_levels(
+    attacked_city: Dataset, tmp_path: Path
+) -> None:
+    """Nothing is known of the other training windows: forecasters are fitted to those that are attacked."""
+    run = Run.create(tmp_path / "run", to_attack("cnfgnn-plus", **{"model.levels": False}), attacked_city)
+    train_run(run, attacked_city, Unwatched())
+    report = attack_run(run, attacked_city, attacks=["gradients"], sensors=2, windows=24, effort=QUICK)
+    guess = next(line for line in report.lines if line.attack == "guess" and line.split == "train")
+    assert report.line("with gradients and weights").all.rmse < 0.5 * guess.all.rmse
+
+
 def test_levels_alone_give_the_readings_away_even_if_nodes_keep_their_weights(
     attacked_city: Dataset, tmp_path: Path
 ) -> None:
@@ -156,7 +168,7 @@ def test_the_server_fits_the_linear_forecasters_that_nodes_keep(
         forecasts = NodeForecasts.fitted(replica, recording, readings)
         made = forecasts.added_to(replace(batch, linear_change=None), windows, h_G).linear_change
         assert made is not None
-        assert forecasts.split == "train"
+        assert forecasts.cross_fitted
         assert (made - wanted).square().mean() < missed * wanted.square().mean()
 
 

@@ -13,7 +13,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.errors import RunError
 from cnfgnn.models.graphnet import Edges, GraphNetwork
-from cnfgnn.runs.evaluate import evaluate_run
+from cnfgnn.runs.evaluate import evaluate_run, restore_best
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run
 from cnfgnn.runs.scores import SUMS, Scores
@@ -56,14 +56,17 @@ def test_a_sensor_s_usual_week_is_kept_with_the_run_and_found_again(run: Run) ->
     assert kept.isfinite().any(dim=(1, 2)).all()
 
 
-@pytest.mark.parametrize("method", ["gru-gn-central", "mlp-central"])
+@pytest.mark.parametrize("method", ["gru-gn-central", "mlp-central", "cnfgnn-plus-central"])
 def test_a_pooled_run_keeps_usual_weeks_too(method: str, tmp_path: Path) -> None:
     data = hourly()
     data.readings.values[-12:] = np.nan_to_num(data.readings.values[-12:], nan=50.0)
     data = replace(data, readings=replace(data.readings, missing=np.isnan(data.readings.values)))
     run = Run.create(tmp_path / "run", small(method, **{"model.profile": True}), data)
     train_run(run, data, Unwatched())
+    run = Run.open(run.folder)
     np.testing.assert_allclose(forecast_run(run, data), forecast_run(run, last(data, 200)), rtol=1e-9)
+    assert evaluate_run(run, data, "validation").overall == run.progress.best.validation
+    assert method != "cnfgnn-plus-central" or restore_best(run, data).owners[0][1].trust is not None
 
 
 def test_every_split_is_judged_as_in_training(run: Run) -> None:

@@ -86,25 +86,11 @@ def test_a_method_can_have_a_grid_of_its_own_or_no_line_at_all(tmp_path: Path) -
         plan(tmp_path, TINY + grid[grid.index("[only") :]).with_changes({"privacy.blur": 2.0})
 
 
-def test_a_method_that_starts_from_another_s_settings_has_runs_of_its_own_name(tmp_path: Path) -> None:
-    only = '\n[only.gru-local]\npreset = "mlp-fedavg"\nname = "mlp-local"\ntraining.client_lr = 0.25\n'
-    text = TINY.replace("[quick.training]\nclient_lr = 0.5\n", "")
-    case = plan(tmp_path, text + only).cases()[1]
-    assert (case.method, case.title, case.name) == ("gru-local", "mlp-local", "mlp-local")
-    started = preset("mlp-fedavg").with_changes({"method": "gru-local", "training.client_lr": 0.25})
-    same = ["training.rounds", "training.client_rounds", "model.hidden", "city.sensors", "city.days"]
-    same += ["data.history", "data.horizon"]
-    assert case.config == started.with_changes({key: case.config.setting(key) for key in same})
-    with pytest.raises(ConfigError, match="needs a name"):
-        plan(tmp_path, text + only.replace('name = "mlp-local"\n', ""))
-
-
-def test_methods_can_be_chosen_by_the_names_of_their_lines(tmp_path: Path) -> None:
-    only = '\n[only.gru-local]\nname = "alone"\n'
-    made = plan(tmp_path, TINY + only)
-    assert [case.name for case in made.with_methods(["alone"]).cases()] == ["alone"]
-    with pytest.raises(ConfigError, match=r"no method 'gru-local'.*at-fedavg, alone"):
-        made.with_methods(["gru-local"])
+def test_methods_can_be_chosen_among_those_of_the_plan(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    assert [case.name for case in made.with_methods(["gru-local"]).cases()] == ["gru-local"]
+    with pytest.raises(ConfigError, match=r"no method 'sl'.*at-fedavg, gru-local"):
+        made.with_methods(["sl"])
 
 
 def test_a_variant_is_one_more_line_of_the_methods_it_names(tmp_path: Path) -> None:
@@ -198,7 +184,7 @@ def line(name: str, validation: list[float], test: float) -> Row:
         )
         for figure in validation
     ]
-    return Row(Case("at-fedavg", "63k", config, own_name=name), tuple(runs))  # type: ignore[arg-type]
+    return Row(Case(name, "63k", config), tuple(runs))  # type: ignore[arg-type]
 
 
 def test_a_sweep_is_chosen_by_validation_and_only_the_chosen_one_shows_its_test_error(

@@ -94,7 +94,7 @@ def test_the_plan_has_every_method_at_every_blur_and_says_so_itself() -> None:
     assert with_blurs(plan, [0, 1, 2, 5, 10, 20, 0]) == plan
     at: dict[str, list[float]] = {}
     for case in plan.cases():
-        at.setdefault(case.title, []).append(case.config.privacy.blur)
+        at.setdefault(case.method, []).append(case.config.privacy.blur)
     assert at.pop("cnfgnn-plus") + at["cnfgnn-private"] == blurs
     assert at.pop("cnfgnn-private") == blurs[1:]
     assert at == dict.fromkeys(METHODS[1:], blurs)
@@ -104,8 +104,10 @@ def test_the_plan_has_every_method_at_every_blur_and_says_so_itself() -> None:
 def test_the_model_trained_on_the_copies_is_that_of_the_method_it_is_compared_with(like: Any) -> None:
     plan = Plan.read(experiment_file("privacy")).like_published(like)
     case = next(case for case in plan.cases() if case.name == "cnfgnn-plus-central")
-    changes = {"method": "gru-gn-central", "model.sent": 0}
+    differing = ["method", "model.sent", "training.average_every", "training.client_batch"]
+    changes = {key: case.config.setting(key) for key in differing}
     assert case.config == preset("cnfgnn-plus", like=like).with_changes(changes)
+    assert case.config.training.client_batch == case.config.training.server_batch
 
 
 def test_one_blur_alone_leaves_out_the_methods_that_have_no_line_with_it() -> None:

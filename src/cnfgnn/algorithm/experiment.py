@@ -220,7 +220,7 @@ def fit_to_windows(config: Config, method: Method, windows: int) -> Config:
                 f" {windows}",
             )
     suited: dict[str, int] = {}
-    if method.federated and not method.in_paper:
+    if not method.in_paper and (method.federated or method.graph_network):
         rounds = round(preset(method.name).training.rounds * max(1.0, PLENTY / windows) ** 0.25)
         steps = max(1, windows // LEAST_MINIBATCHES)
         suited = dict.fromkeys(used, max(SMALLEST_BATCH, 1 << (steps.bit_length() - 1)))

@@ -16,7 +16,7 @@ from cnfgnn.models.gru import EncoderDecoder
 from cnfgnn.models.params import Params, rows
 
 # Windows without overlap that count against what the network adds to linear forecasts. With a single one, the
-# network makes forecasts of 8 of 23 kinds of data worse, by up to 9 % (docs/notes.md).
+# network makes forecasts of river levels 8 % worse (docs/notes.md).
 DOUBT = 4.0
 
 

@@ -57,6 +57,7 @@ _TABLE = (
     Method("at-fedavg", "CNFGNN (AT + FedAvg)", "alternating", "average", True),
     Method("cnfgnn-plus", "CNFGNN+ (ours)", "split", "average", True, in_paper=False),
     Method(PRIVATE, "CNFGNN+ (private)", "split", "average", True, in_paper=False),
+    Method("cnfgnn-plus-central", "CNFGNN+ (centralized)", "pooled", "pooled", True, in_paper=False),
     Method("mlp-fedavg", "CNFGNN+ without a graph", "alternating", "average", False, in_paper=False),
     Method("mlp-central", "MLP (centralized)", "pooled", "pooled", False, in_paper=False),
 )

@@ -28,7 +28,7 @@ from cnfgnn.models.params import Params, part
 
 TOLD = "told"  # the array of true errors in an answer
 INTERVALS = "intervals."  # before the names of their tensors in checkpoints
-CALIBRATING = 1500  # windows of the validation split at most: neighbouring ones tell almost the same
+CALIBRATING = 1500  # windows at most: neighbouring ones tell almost the same
 MOST_ERRORS = 5 * 10**7  # in memory at once, to calibrate: some thousand sensors use fewer windows
 
 
@@ -65,7 +65,7 @@ class Owner:
             case verbs.Inform():
                 self.data.inform(arrays["means"])
             case verbs.Score():
-                self._evaluate(request.split, answer["sums"])
+                self.evaluate(request.split, answer["sums"])
                 # An answer with other numbers would be refused as a whole, the nodes' own sums included.
                 if self.tells and self.errors is not None and bool(self.errors.isfinite().all()):
                     return {TOLD: self.errors}
@@ -110,7 +110,7 @@ class Owner:
         nodes = self.nodes
         return nodes.forecaster.forecasts(nodes.theta, self.data, self.h_G, split, windows, self.trust)
 
-    def _evaluate(self, split: Split, of_copy: Tensor) -> None:
+    def evaluate(self, split: Split, of_copy: Tensor) -> None:
         """Evaluate on true readings. Without blur and linear forecasts these are the nodes' own errors.
 
         Validation errors also decide how far forecasts trust the network.
@@ -147,7 +147,8 @@ class Owner:
             self.interval_sums = self.follow_test_split()
 
     def _calibrated(self) -> Intervals | None:
-        """Intervals from the errors of the validation split; None if it has no windows."""
+        """Intervals from the errors of the validation split, and of training windows where it is short; None
+        if it has no windows."""
         count = len(self.data.starts["validation"])
         most = min(CALIBRATING, MOST_ERRORS // (self.data.nodes * self.data.horizon))
         stride = max(1, count // max(1, most))
@@ -158,11 +159,26 @@ class Owner:
                 past.append(self._past("validation", slice(first, chunk.stop, stride)))
         if not past:
             return None
+        past += self._past_of_training(most - count)
         joined = Errors(*(torch.cat(parts, dim=1) for parts in zip(*past, strict=True)))
         lowest = self._lowest_before(int(self.data.starts["validation"][0]))
         # If no reading was negative until then, no bound is.
         never_negative = np.isfinite(lowest) and lowest >= 0
         return Intervals.calibrate(joined, stride, 0.0 if never_negative else -np.inf)
+
+    def _past_of_training(self, most: int) -> list[Errors]:
+        """The errors of linear forecasts of the latest training windows, at most so many. Their weights were
+        fitted without the window; the network has seen it, and would err less than on new ones."""
+        if most <= 0 or not self.data.linear:
+            return []
+        first, found = len(self.data.starts["train"]) - most, []
+        for chunk in self.data.chunks("train"):
+            if chunk.stop > first:
+                windows = slice(max(first, chunk.start), chunk.stop)
+                linear = self.data.batch("train", windows).linear_forecast
+                assert linear is not None
+                found.append(self._errors(self.data.at_least_floor(linear), "train", windows))
+        return found
 
     def _lowest_before(self, row: int) -> float:
         """The lowest reading before a row; looked up once, because a GPU would wait for it in every round."""
@@ -201,8 +217,11 @@ class Owner:
 
     def _past(self, split: Split, windows: slice) -> Errors:
         """Forecasts of some windows and their errors, in the readings' unit."""
-        y_hat, data = self.data.unscaled(self.forecasts_of(split, windows)), self.data
-        return Errors.of(y_hat, *data.truth(split, windows))
+        return self._errors(self.forecasts_of(split, windows), split, windows)
+
+    def _errors(self, y_hat: Tensor, split: Split, windows: slice) -> Errors:
+        """Scaled forecasts of some windows in the readings' unit, with their errors."""
+        return Errors.of(self.data.unscaled(y_hat), *self.data.truth(split, windows))
 
     # ---- checkpoints --------------------------------------------------------------------------------
 
@@ -213,15 +232,20 @@ class Owner:
     def _save(self, request: verbs.Save) -> None:
         if not self._keeps_state:
             return
+        self.store.write(request.tag, self.state(), request.keep.split())
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of the true readings, of trust in the network and of intervals."""
         self.data.fit()
         state = {} if self.trust is None else {TRUST: self.trust}
-        state |= self.data.state() | self.interval_state()
-        self.store.write(request.tag, state, request.keep.split())
+        intervals = {} if self.intervals is None else self.intervals.state()
+        return state | self.data.state() | {INTERVALS + name: tensor for name, tensor in intervals.items()}
 
-    def interval_state(self) -> dict[str, Tensor]:
-        """The intervals as a checkpoint keeps them; empty if there are none."""
-        state = {} if self.intervals is None else self.intervals.state()
-        return {INTERVALS + name: tensor for name, tensor in state.items()}
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Go back to the state of a checkpoint."""
+        self.load_intervals(saved)
+        self.trust = saved[TRUST].to(self.nodes.compute.device) if TRUST in saved else None
+        self.data.restore(saved)
 
     def load_intervals(self, state: Mapping[str, Tensor]) -> None:
         """Go on with the intervals of a checkpoint; with none if it has none."""
@@ -233,9 +257,5 @@ class Owner:
         self._scale_inputs()
         # A run of an older version, or one that was interrupted early, has kept nothing.
         keeps = self._keeps_state or self.store.has(request.tag)
-        saved = self.store.read(request.tag) if keeps else {}
-        if not saved:
-            return
-        self.load_intervals(saved)
-        self.trust = saved[TRUST].to(self.nodes.compute.device) if TRUST in saved else None
-        self.data.restore(saved)
+        if saved := self.store.read(request.tag) if keeps else {}:
+            self.load(saved)

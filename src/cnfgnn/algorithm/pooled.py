@@ -49,12 +49,24 @@ class Pooled:
     def round(self, r_g: int) -> None:
         """One epoch over all windows."""
         clients = self.clients
+        if r_g == 1:
+            self._inform()
         self._set_rates(r_g)
         for draw in clients.client_batches.epoch(r_g, 0):
             self._minibatch(clients.client_batches[draw], clients.coins[self.step])
             self.step += 1
             clients.tick()
         clients.load(self.theta)
+
+    def _inform(self) -> None:
+        """Use the means of neighbours' and of all nodes' levels in linear forecasts, as nodes do that get
+        them from a server."""
+        if self.gn is not None and self.gn.levels:
+            clients = self.clients
+            means = self.gn.level_means(clients.levels(), self.graph, clients.data.heard["train"])
+            clients.inform(means)
+            if self.owner.data is not clients.data:
+                self.owner.data.inform(means)
 
     def _set_rates(self, r_g: int) -> None:
         settings = self.clients.settings
@@ -74,7 +86,8 @@ class Pooled:
             loss = clients.forecaster.losses(self.theta, batch, None, truth, h_c).sum()
             grads = list(torch.autograd.grad(loss, weights))
         else:
-            h_G = self.gn.network(h_c.to(batch.x.dtype), self.graph, clients.data.heard_in("train", windows))
+            sent = h_c.to(batch.x.dtype)[..., : clients.sent]
+            h_G = self.gn.network(sent, self.graph, clients.data.heard_in("train", windows))
             loss = clients.forecaster.losses(self.theta, batch, h_G, truth, h_c).sum()
             *grads, of_gn = torch.autograd.grad(loss, [*weights, self.gn.weights])
             self.gn.step(of_gn)
@@ -84,11 +97,11 @@ class Pooled:
         """Summed errors of every node."""
         self.ready(split)
         owner, clients = self.owner, self.clients
-        of_copy = told = clients.forecaster.summed_errors(clients.theta, clients.data, owner.h_G, split)
-        if owner.data is not clients.data:
-            told = clients.forecaster.summed_errors(clients.theta, owner.data, owner.h_G, split)
-        owner.evaluate_intervals(split)
-        return Sums(of_copy, told)
+        clients.data.fit()
+        of_copy = clients.forecaster.summed_errors(clients.theta, clients.data, owner.h_G, split)
+        owner.evaluate(split, of_copy)
+        assert owner.errors is not None
+        return Sums(of_copy, owner.errors)
 
     def forecast(self, levels: Sequence[int] = ()) -> None:
         """Forecast the window ahead at every node; forecasts stay with their owner."""
@@ -133,10 +146,12 @@ class Pooled:
         """Save everything: the nodes have no state of their own."""
         state = {f"theta_bar.{name}": w for name, w in self.theta.items()}
         state |= {f"node_adam.{name}": w for name, w in self.adam.state().items()}
-        state |= {"step": torch.tensor(self.step)} | self.clients.data.state()
-        if self.owner.data is not self.clients.data:
-            state |= {OWNER + name: tensor for name, tensor in self.owner.data.state().items()}
-        state |= {OWNER + name: tensor for name, tensor in self.owner.interval_state().items()}
+        self.clients.data.fit()
+        of_copies = self.clients.data.state()
+        state |= {"step": torch.tensor(self.step)} | of_copies
+        there = of_copies if self.owner.data is self.clients.data else {}
+        of_owner = self.owner.state()
+        state |= {OWNER + name: tensor for name, tensor in of_owner.items() if name not in there}
         if self.gn is not None:
             state |= self.gn.state()
         self.store.write(tag, state, keep)
@@ -149,7 +164,8 @@ class Pooled:
                 self.theta[name].copy_(w)
         self.adam.load(part(state, "node_adam.", self.clients.compute.device))
         self.step = int(state["step"])
-        self.owner.load_intervals(part(state, OWNER))
+        self.clients.data.restore(state)
+        self.owner.load(part(state, OWNER))
         if self.gn is not None:
             self.gn.load(state)
         self.clients.load(self.theta)

@@ -19,7 +19,6 @@ from cnfgnn.attack.replica import DTYPE, Replica
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.series import Series
-from cnfgnn.data.windows import Split
 
 # With estimates of fewer training windows, forecasters that leave out those of a fold would know too little.
 MOST_WINDOWS = 0.9
@@ -29,13 +28,13 @@ MOST_WINDOWS = 0.9
 class NodeForecasts:
     """Linear forecasters fitted to estimated readings.
 
-    data   the estimates, as nodes prepare their readings
-    split  "train" if forecasts of training windows are cross-fitted, as at the nodes; otherwise "test", for
-           which forecasters are fitted to all windows
+    data          the estimates, as nodes prepare their readings
+    cross_fitted  whether forecasts of training windows are cross-fitted, as at the nodes; otherwise
+                  forecasters are fitted to all windows
     """
 
     data: PreparedSeries
-    split: Split
+    cross_fitted: bool
 
     @classmethod
     def fitted(cls, replica: Replica, recording: Recording, readings: Tensor) -> NodeForecasts:
@@ -61,8 +60,8 @@ class NodeForecasts:
         estimated = (~readings.isnan()).any(dim=0)
         starts = torch.from_numpy(replica.windows.starts["train"])
         share = float(estimated[starts].double().mean()) if len(starts) else 0.0
-        return cls(data, "train" if share >= MOST_WINDOWS else "test")
+        return cls(data, share >= MOST_WINDOWS)
 
     def added_to(self, batch: Batch, places: Tensor, h_G: Tensor) -> Batch:
         """The minibatch of training windows at these places (b,), with linear forecasts of its readings."""
-        return self.data.with_linear_forecast(batch, self.split, places, h_G)
+        return self.data.with_linear_forecast(batch, "train", places, h_G, self.cross_fitted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cnfgnn.algorithm.methods import method_of, preset
-from cnfgnn.cli.time_left import Pace
+from cnfgnn.cli.time_left import OtherPrograms, Pace
 from cnfgnn.config.settings import Config
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from cnfgnn.studies.tables import Table as StudyTable
 
 LONG_S = 120.0  # for a longer training, suggest quicker ones
+COMPETING = 0.5  # processors that other programs use, from which on the estimate says so
 HEARTBEAT_S = 30.0  # seconds between lines during a long round, where there is no bar
 
 
@@ -150,8 +152,10 @@ class Outlook:
         progress: TrainingProgress,
         phases: Sequence[int],
         clock: Callable[[], float] = time.monotonic,
+        others: OtherPrograms | None = None,
     ) -> None:
         self.config, self.done = config, (done := len(progress.history))
+        self.others = others or OtherPrograms()
         self.pace = Pace(config.training.rounds, done, phases, clock)
         self.announced = False
         self.best = progress.best.r_g if progress.history else 0  # the round that patience counts from
@@ -172,8 +176,10 @@ class Outlook:
         if rounds == 0:  # the last round ended before there was an estimate
             return None
         if rounds == 1:
-            return f"about {duration(each)} for 1 round"
+            return f"about {duration(self.pace.once + each)} for 1 round"
         line = f"about {duration(each)} a round, roughly {duration(left)} for {rounds} rounds"
+        if (others := self.others.processors()) >= COMPETING:
+            line += f" while other programs use {others:.1f} of {os.cpu_count()} processors"
         if training.patience < training.rounds:
             line += f", or until {training.patience} rounds in a row bring no improvement"
         is_new = self.done == 0  # a resumed run keeps its settings, so there is nothing to suggest

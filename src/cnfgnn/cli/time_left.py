@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 RECENT_ROUNDS = 5  # only the last ones, because the load of the machine changes
 RECENT_MINIBATCHES = 50
@@ -17,8 +20,9 @@ class Pace:
 
     A round has phases, and minibatches of one phase take longer than those of another. Until the first round
     has ended, its duration is estimated from the median minibatch of each phase. From then on it is the
-    median of the last rounds. The first round includes work that is done only once, so it is dropped as soon
-    as there is another.
+    median of the last rounds. The first round includes work that is done only once, above all before its
+    first minibatch: that is not expected of later rounds, and the round is dropped as soon as there is
+    another.
     """
 
     def __init__(
@@ -48,15 +52,24 @@ class Pace:
 
     def round_done(self, seconds: float) -> None:
         """Record the end of a round that took so many seconds."""
+        once = self.once
         if len(self.seen) == 1 and self.first:
             self.seen.clear()
             self.first = False
-        self.seen.append(seconds)
+        self.seen.append(seconds - once)
         self.done += 1
         self._begin_round()
 
+    @property
+    def once(self) -> float:
+        """Seconds before the very first minibatch that no later round will need."""
+        before, between = self.before[0], self.between[0]
+        if self.seen or before is None or not between:
+            return 0.0
+        return max(0.0, before - statistics.median(between))
+
     def a_round(self) -> float | None:
-        """Estimated seconds of a round; None while it is too early to tell."""
+        """Estimated seconds of a round after the first; None while it is too early to tell."""
         if self.seen:
             return statistics.median(self.seen)
         seconds = 0.0
@@ -64,7 +77,7 @@ class Pace:
             if before is None or len(between) < min(ENOUGH_MINIBATCHES, count - 1):
                 return None
             seconds += before + (count - 1) * (statistics.median(between) if between else 0.0)
-        return seconds
+        return seconds - self.once
 
     def left(self, until: int | None = None) -> float | None:
         """Estimated seconds until round `until`, by default the last, ends; None while it is too early."""
@@ -74,7 +87,7 @@ class Pace:
         minibatches = sum(self.phases)
         share_left = 1 - self.ticks / minibatches if minibatches else 0.0
         # A round that is slower than those before is not over when they would have been.
-        in_this_one = max(each - (self.clock() - self.begun), share_left * each)
+        in_this_one = max(each + self.once - (self.clock() - self.begun), share_left * each)
         return max(0.0, (rounds - 1) * each + in_this_one)
 
     def _phase_of(self, minibatch: int) -> tuple[int, int]:
@@ -84,3 +97,27 @@ class Pace:
                 return phase, minibatch
             minibatch -= count
         raise AssertionError("a round has at least one phase")
+
+
+class OtherPrograms:
+    """How many of the machine's processors other programs use."""
+
+    def __init__(self, used: Callable[[], Sequence[float]] | None = None) -> None:
+        """`used` returns seconds: of the clock, of all processors that were busy, of this process."""
+        self.used = used or _used
+        self.begun = self.used()
+
+    def processors(self) -> float:
+        """On average since this object was made; 0 if that is not known."""
+        clock, busy, own = (now - then for now, then in zip(self.used(), self.begun, strict=True))
+        return max(0.0, (busy - own) / clock) if clock > 0 else 0.0
+
+
+def _used() -> Sequence[float]:
+    own, busy = time.process_time(), 0.0
+    with suppress(OSError, ValueError):  # in a sandbox there may be no such file
+        fields = Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]
+        user, nice, system, _, _, interrupts, soft_interrupts, stolen = map(float, fields)
+        ticks = user + nice + system + interrupts + soft_interrupts + stolen
+        busy = ticks / os.sysconf("SC_CLK_TCK")
+    return time.monotonic(), busy, own

@@ -167,10 +167,7 @@ METHOD_SETTINGS: Mapping[str, MethodSettings] = {
         published={"training.server_batch": 128, **_PATIENT},
     ),
     "at": MethodSettings(pems_bay={"training.server_rounds": 20}),
-    "at-fedavg": MethodSettings(
-        pems_bay={"training.server_rounds": 20},
-        inductive={"training.server_rounds": 20, "training.patience": 20},
-    ),
+    "at-fedavg": MethodSettings(pems_bay={"training.server_rounds": 20}),
     # beyond the paper: the same settings for all data, published or not, but for the means of levels: they
     # would contain the zeros that stand for missing readings there
     "cnfgnn-plus": MethodSettings(structure=_PLUS_WITH_GRAPH, own_data=_MEANS),
@@ -180,6 +177,11 @@ METHOD_SETTINGS: Mapping[str, MethodSettings] = {
         own_data=_MEANS,
         metr_la={BLUR: 5.0},
         pems_bay={BLUR: 5.0},
+    ),
+    # like for like: the same model with the same minibatches, trained end to end by whoever has all readings
+    "cnfgnn-plus-central": MethodSettings(
+        structure={**_PLUS_WITH_GRAPH, **_batch(128), "model.sent": 0, "training.average_every": 0},
+        own_data=_MEANS,
     ),
     "mlp-fedavg": MethodSettings(structure={**_NO_GRAPH_NETWORK, **_PLUS}),
     "mlp-central": MethodSettings(

@@ -224,21 +224,22 @@ class PreparedSeries:
         return self.with_linear_forecast(self._at(self.starts[split][windows]), split, windows, h_G)
 
     def with_linear_forecast(
-        self, batch: Batch, split: Split, windows: Tensor | slice, h_G: Tensor | None = None
+        self,
+        batch: Batch,
+        split: Split,
+        windows: Tensor | slice,
+        h_G: Tensor | None = None,
+        cross_fitted: bool = True,
     ) -> Batch:
-        """These windows of a split with the linear forecasts of their readings, if the model uses them."""
+        """These windows of a split with the linear forecasts of their readings, if the model uses them. Those
+        of training windows are cross-fitted, unless told otherwise."""
         if not self.linear:
             return batch
-        fold = self._fold_of[windows] if split == "train" else None
+        fold = self._fold_of[windows] if split == "train" and cross_fitted else None
         kind = OWN if h_G is None or INFORMED not in self.linear else INFORMED
         means = None if h_G is None or kind == OWN else h_G.detach()[..., -self._told :]
-        forecasters = self.linear[kind]
-        return replace(
-            batch,
-            linear_change=forecasters.change(
-                self._linear_inputs(batch, self.starts[split][windows], means), fold
-            ),
-        )
+        inputs = self._linear_inputs(batch, self.starts[split][windows], means)
+        return replace(batch, linear_change=self.linear[kind].change(inputs, fold))
 
     def _at(self, starts: Tensor) -> Batch:
         """The windows that start at these rows, without linear forecasts."""

@@ -128,7 +128,7 @@ def median(line: Line, figure: str) -> float | None:
 
 def line_of(row: Row) -> Line:
     cells = {
-        "method": row.case.title,
+        "method": row.case.method,
         "size": row.case.size if len(method_of(row.case.method).sizes) > 1 else None,
         "label": row.case.label,
         "group": row.case.group,

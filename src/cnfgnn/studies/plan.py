@@ -36,19 +36,13 @@ class Case:
     varied: Mapping[str, Any] = field(default_factory=dict)  # settings that distinguish this line from others
     label: str = ""
     group: str = ""  # a name for variants that belong together
-    own_name: str = ""  # if its settings make it another method than the one that trains it
-
-    @property
-    def title(self) -> str:
-        """What the line is called."""
-        return self.own_name or self.method
 
     @property
     def name(self) -> str:
         """The name of its run folders; the same case has the same name in every plan."""
         size = [] if self.size == "63k" else [self.size]
         varied = [f"{key.rpartition('.')[2]}-{value}" for key, value in self.varied.items()]
-        return "-".join([self.title, *size, *varied])
+        return "-".join([self.method, *size, *varied])
 
     def of_seed(self, seed: int) -> Config:
         return replace(self.config, seed=seed)
@@ -62,8 +56,6 @@ class _Only(NamedTuple):
 
     settings: dict[str, Any]
     grid: dict[str, list[Any]]
-    name: str
-    preset: str
 
 
 @dataclass(frozen=True)
@@ -77,8 +69,7 @@ class Plan:
         [grid]              settings with a list of values each: a line for every combination
         [[variants]]        another line for each method (or those named by `methods`) with other settings, a
                             `label` and the `group` of variants that it belongs to
-        [only.METHOD]       settings of one method; `preset` starts from the settings of another one, and
-                            `name` is then what its line and its runs are called
+        [only.METHOD]       settings of one method
         [only.METHOD.grid]  values of the grid for one method
         [quick]             settings for a quick check that everything works
         choose = "validation"  show validation errors, and the test error only of the line with the lowest
@@ -148,12 +139,13 @@ class Plan:
 
     def with_methods(self, names: Sequence[str]) -> Plan:
         """The plan with only these of its methods."""
-        titles = {method: self._only(method).name or method for method, _ in self.methods}
+        there = dict(self.methods)
         for name in names:
-            if name not in titles.values():
-                raise ConfigError("methods", f"{self.source.name} has no method {name!r}", titles.values())
-        kept = tuple((method, size) for method, size in self.methods if titles[method] in names)
-        return replace(self, methods=kept)
+            if name not in there:
+                raise ConfigError("methods", f"{self.source.name} has no method {name!r}", there)
+        return replace(
+            self, methods=tuple((method, size) for method, size in self.methods if method in names)
+        )
 
     def like_published(self, name: str) -> Plan:
         """The plan with the settings published for this data set, whatever the data are."""
@@ -165,22 +157,18 @@ class Plan:
         sections = ("only.", "grid.", "quick.", "all.")
         changes = {key: v for key, v in self.changes.items() if not key.startswith(sections)}
         only = self._only(method)
-        begun = preset(only.preset or method, size, like, self.inductive)
-        if only.preset:
-            begun = begun.with_changes({"method": method}).with_given(())
-        config = begun.with_changes(changes | only.settings)
+        config = preset(method, size, like, self.inductive).with_changes(changes | only.settings)
         last = self._under("all.")
         grid = self._under("grid.") | only.grid
         for values in product(*grid.values()):
             settings = dict(zip(grid, values, strict=True))
-            yield replace(_case(method, size, config, settings, last), own_name=only.name)
+            yield _case(method, size, config, settings, last)
         for variant in self.variants:
             named = [method_of(name).name for name in variant.get("methods", [method])]
             if method in named:
                 label, group = (str(variant.get(key, "")) for key in ("label", "group"))
                 settings = {key: v for key, v in variant.items() if key not in ("methods", "label", "group")}
-                case = _case(method, size, config, settings, last)
-                yield replace(case, label=label, group=group, own_name=only.name)
+                yield replace(_case(method, size, config, settings, last), label=label, group=group)
 
     def _only(self, method: str) -> _Only:
         """What the plan says about one method."""
@@ -189,11 +177,8 @@ class Plan:
             name, _, setting = key.partition(".")
             if method_of(name).name == method:
                 said[setting] = value
-        name, begun_as = str(said.pop("name", "")), str(said.pop("preset", ""))
-        if begun_as and not name:
-            raise ConfigError(f"only.{method}.preset", "needs a name, too, to tell its runs from others")
         grid = {key.removeprefix("grid."): said.pop(key) for key in list(said) if key.startswith("grid.")}
-        return _Only(said, grid, name, begun_as)
+        return _Only(said, grid)
 
     def _under(self, section: str) -> dict[str, Any]:
         return {

@@ -353,7 +353,7 @@ def test_an_owner_that_fails_goes_unnoticed(data: Dataset, monkeypatch: pytest.M
     def failing(*batch: Any) -> None:
         raise ValueError("a reading of 371.25")
 
-    monkeypatch.setattr(wires.owner(1), "_evaluate", failing)
+    monkeypatch.setattr(wires.owner(1), "evaluate", failing)
     strategy.round(1)
     strategy.score("validation")
     strategy.save("round-1", ())

@@ -133,8 +133,8 @@ class SiteOwner(Owner):
 
     # ---- true errors ---------------------------------------------------------------------------------------
 
-    def _evaluate(self, split: Split, of_copy: Tensor) -> None:
-        super()._evaluate(split, of_copy)
+    def evaluate(self, split: Split, of_copy: Tensor) -> None:
+        super().evaluate(split, of_copy)
         with suppress(StorageError):  # it is reported, and the server need not know
             self._write_errors(split)
             if split == "test":
