@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 
-from cnfgnn.federation.engine.guard import handshake
+from cnfgnn.federation.engine.guard import admission, handshake
 from cnfgnn.federation.engine.guard.admission import SiteConnections
+from cnfgnn.federation.kits.certificates import Revoked
 
 
 class Asking:
@@ -16,9 +19,17 @@ class Asking:
     def __init__(self, name: str) -> None:
         self.name, self.sent, self.closed = name, b"", False
         self.conn = self.sock = self
+        self.sfm_endpoint: object = None  # until the engine has admitted it
+
+    def get_name(self) -> str:
+        return self.name
+
+    def get_conn_properties(self) -> dict[str, str]:
+        return {}
 
     def getpeercert(self) -> dict[str, Any]:
-        return {"subject": ((("commonName", self.name),),)}
+        subject, begins = ((("commonName", self.name),),), "Nov 18 00:00:00 2026 GMT"
+        return {"subject": subject, "serialNumber": "1", "notBefore": begins}
 
     def send_frame(self, frame: bytes) -> None:
         self.sent = frame
@@ -50,3 +61,21 @@ def test_a_site_that_the_server_does_not_know_is_told_so_and_nothing_else() -> N
 def test_what_is_no_question_is_left_to_the_engine() -> None:
     connection, admitted = asked("operator@federation.cnfgnn", "operator")
     assert (connection.sent, admitted) == (b"", ["operator"])
+
+
+def test_a_revoked_site_has_time_to_ask_why_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    connections, asks, works = object.__new__(SiteConnections), Asking("north"), Asking("north")
+    works.sfm_endpoint = object()
+    connections.names, connections.revoked = {"north"}, Revoked({"1": "north"}, {})
+    connections._may_ask = {}
+    clients = SimpleNamespace(get_clients=dict)
+    connections.server = SimpleNamespace(client_manager=clients)
+    connections.connections = SimpleNamespace(sfm_conns={"a": asks, "b": works})
+    refused: list[Asking] = []
+    monkeypatch.setattr(connections, "_refuse", lambda connection, site, reason: refused.append(connection))
+    connections._close_revoked()
+    assert refused == [works]
+    now = admission.time.monotonic()
+    monkeypatch.setattr(admission.time, "monotonic", lambda: now + 1.1 * admission.ASKS_WITHIN)
+    connections._close_revoked()
+    assert refused == [works, asks, works]

@@ -35,6 +35,7 @@ from cnfgnn.version import __version__
 
 CHECK_INTERVAL = 1.0  # seconds
 ANSWERS_WITHIN = 5.0  # seconds for a connected site to answer when another process uses its name
+ASKS_WITHIN = 5.0  # seconds for a new connection with a revoked certificate to ask for its status
 LOG_AGAIN_AFTER = 600.0  # seconds
 HEARTBEATS = (EventType.CLIENT_REGISTER_RECEIVED, EventType.CLIENT_HEARTBEAT_RECEIVED)
 COPIED_KIT = "another process with the same certificate is connected"
@@ -86,6 +87,7 @@ class SiteConnections:
         self.revoked = certificates.revoked(kit)
         self._locks = {name: threading.Lock() for name in self.names}
         self._logged: dict[tuple[str, str], float] = {}
+        self._may_ask: dict[str, float] = {}  # by connection, not yet admitted: when it was first checked
 
     def guard(self) -> None:
         """Check the first frame of every connection before the engine sees it."""
@@ -204,11 +206,19 @@ class SiteConnections:
     def _close_revoked(self) -> None:
         if not self.revoked:
             return
+        now, may_ask = time.monotonic(), {}
         for connection in list(self.connections.sfm_conns.values()):
             certificate = handshake.peer_certificate(connection.conn)
             site = handshake.common_name(certificate)
-            if site in self.names and self._is_revoked(site, certificate):
-                self._refuse(connection, site, REVOKED)
+            if site not in self.names or not self._is_revoked(site, certificate):
+                continue
+            if connection.sfm_endpoint is None:  # its owner may be about to ask why the site is refused
+                first_checked = self._may_ask.get(connection.get_name(), now)
+                if now - first_checked < ASKS_WITHIN:
+                    may_ask[connection.get_name()] = first_checked
+                    continue
+            self._refuse(connection, site, REVOKED)
+        self._may_ask = may_ask
         for token, client in list(self.server.client_manager.get_clients().items()):
             known = self.status.sites.get(client.name, {})
             if self.revoked.covers(client.name, known.get("serial"), known.get("from")):
