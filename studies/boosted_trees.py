@@ -2,6 +2,7 @@
 sensors pooled. `kinds.py --lightgbm` shows them beside the simple forecasts (`pip install cnfgnn[studies]`).
 
     python studies/boosted_trees.py auckland experiments/records/auckland    # records of both, for tables
+    python studies/boosted_trees.py auckland records --predictions trees.parquet    # for studies/paired.py
 
 One model for each step ahead. Its inputs are the last readings, those at the forecast time a day and a week
 before, the time of day, the day of the week and the sensor. Nothing in it is random.
@@ -17,12 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from torch import Tensor
 
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.files.folder import load
+from cnfgnn.data.quality import clean
 from cnfgnn.data.windows import Split
 from cnfgnn.files import make_folder, write_whole
 from cnfgnn.runs.baselines import DAY_S, Group, Prepared, all_baselines
@@ -36,12 +39,32 @@ SETTINGS = {"objective": "regression", "learning_rate": 0.05, "num_leaves": 63, 
 TREES, PATIENCE = 1000, 30  # validation errors choose how many
 
 
-def boosted_trees(data: Dataset, config: DataConfig) -> Scores:
+def boosted_trees(data: Dataset, config: DataConfig, predictions: Path | None = None) -> Scores:
     """Their errors on the test split, on the windows that all baselines are evaluated on."""
     prepared = Prepared.of(data, config)
     ahead = [_of_step(prepared, step) for step in range(config.horizon)]
     forecasts = torch.from_numpy(np.stack(ahead, axis=-1))  # (n w t)
+    if predictions is not None:
+        as_table(data, prepared, forecasts).to_parquet(predictions)
     return prepared.evaluate("test", lambda group, chunk: _part(forecasts, group, chunk))
+
+
+def as_table(data: Dataset, prepared: Prepared, forecasts: Tensor) -> pd.DataFrame:
+    """What `cnfgnn evaluate --predictions` has of a run, without ranges."""
+    readings, history = clean(data.readings, prepared.config), prepared.config.history
+    issued = prepared.windows.starts["test"] + history - 1
+    rows = issued[:, None] + 1 + np.arange(prepared.config.horizon)  # (w t)
+    sensors = np.arange(len(readings.ids))[:, None, None]
+    columns = {
+        "sensor": np.array(readings.ids)[sensors],
+        "issued": readings.times[issued][:, None],
+        "step": np.arange(1, prepared.config.horizon + 1),
+        "observed": ~readings.missing[rows, sensors],
+        "truth": readings.values[rows, sensors],
+        "forecast": prepared.data.unscaled(forecasts).numpy(),
+    }
+    shape = tuple(forecasts.shape)
+    return pd.DataFrame({name: np.broadcast_to(column, shape).ravel() for name, column in columns.items()})
 
 
 def _part(forecasts: Tensor, group: Group, chunk: slice) -> Tensor:
@@ -90,13 +113,14 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path, help="folder for a record of each")
     parser.add_argument("--missing", choices=("masked", "as-truth"), default="masked", help="data.missing")
+    parser.add_argument("--predictions", type=Path, help="a .parquet file for the forecasts of the trees")
     given = parser.parse_args()
     data, config = load(given.data), DataConfig(missing=given.missing)
     make_folder(given.out)
     begun = time.perf_counter()
     found = {}
     if find_spec("lightgbm"):
-        found["LightGBM, pooled"] = boosted_trees(data, config)
+        found["LightGBM, pooled"] = boosted_trees(data, config, given.predictions)
     else:
         print("LightGBM is not installed: only the simple forecasts")
     seconds = round(time.perf_counter() - begun, 1)

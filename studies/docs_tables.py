@@ -15,6 +15,7 @@ table shows masked or unmasked errors, never both, of the records that were trai
 
 `data-sets` shows experiments/data; `operations` recomputes the paper's. `attacks FOLDER` shows how near
 attacks came: the record of a run with its blur and, as `attacks`, the lines of `cnfgnn attack --json`.
+`paired FOLDER` shows comparisons of two runs over all steps, which `studies/paired.py --record` writes.
 """
 
 from __future__ import annotations
@@ -288,9 +289,33 @@ def attacks(folder: str) -> Table:
     return Table(folder, folder, columns, rows, [f"Measured on {found[0]['machine']}."])
 
 
+def paired(folder: str) -> Table:
+    """Errors of two runs over all steps, with the interval of their difference and what it says."""
+    rows = []
+    for path in sorted((RECORDS / folder).glob("*.json")):
+        record = json.loads(path.read_text())
+        over_all, names = record["steps"]["all"], {"a is better": record["a"], "b is better": record["b"]}
+        interval = f"{over_all['low']:+.3f} to {over_all['high']:+.3f}"
+        rows.append(
+            {
+                "data": _title(record["data"]),
+                "error": COLUMNS[record["error"]].label,
+                "a": f"{record['a']}: {over_all['a']:.3f}",
+                "b": f"{record['b']}: {over_all['b']:.3f}",
+                "apart": f"{over_all['a'] - over_all['b']:+.3f} ({interval})",
+                "better": names.get(over_all["verdict"], "not shown"),
+                "commit": record["commit"],
+            }
+        )
+    columns = [Column("data", "data"), Column("error", "error"), Column("a", "a"), Column("b", "b")]
+    columns += [Column("apart", "a - b"), Column("better", "better"), Column("commit", "commit")]
+    return Table(folder, folder, columns, rows)
+
+
 TABLES: Mapping[str, Callable[..., Table | str]] = {
     "records": records,
     "attacks": attacks,
+    "paired": paired,
     "data-sets": data_sets,
     "operations": operations_of_a_node,
 }

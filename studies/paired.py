@@ -3,6 +3,7 @@
     cnfgnn evaluate runs/a --predictions a.parquet
     cnfgnn evaluate runs/b --predictions b.parquet
     python studies/paired.py a.parquet b.parquet
+    python studies/paired.py a.parquet b.parquet --record experiments/records/paired/FILE.json --data NAME
 
 Both are compared on the forecasts that both made. Errors of one day resemble each other, so whole days are
 drawn with replacement (`--days 7`: whole weeks), and the difference a - b is computed again for each draw.
@@ -14,11 +15,16 @@ and in 9 to 14 % with 20 to 30, instead of 5 %. Training seeds are not part of t
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+
+from cnfgnn.files import write_whole
+from cnfgnn.runs.record import commit
 
 DRAWS, LEVEL = 2000, 0.95
 KEY = ["sensor", "issued", "step"]
@@ -87,9 +93,19 @@ def main() -> None:
     parser.add_argument("--unmasked", action="store_true", help="missing readings count as the file has them")
     parser.add_argument("--days", type=int, default=1, help="days that are drawn together")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record", type=Path, help="also write the comparison there, for `make tables`")
+    parser.add_argument("--data", help="what the record calls the data")
     given = parser.parse_args()
+    if given.record is not None and given.data is None:
+        parser.error("--record: say with --data what was forecast")
     read = [pd.read_parquet(path) for path in (given.a, given.b)]
     rows = compare(*read, given.metric, not given.unmasked, given.days, given.seed)
+    if given.record is not None:
+        error = given.metric if given.unmasked else f"masked_{given.metric}"
+        names = {"data": given.data, "a": Path(given.a).stem, "b": Path(given.b).stem, "error": error}
+        steps = {row.step: row._asdict() | {"verdict": row.verdict} for row in rows}
+        record = {**names, "days": given.days, "commit": commit(), "steps": steps}
+        write_whole(given.record, (json.dumps(record, indent=1) + "\n").encode())
     print(f"{given.metric}, {'unmasked' if given.unmasked else 'masked'}; a: {given.a}, b: {given.b}\n")
     print(f"| step | a | b | a - b, {LEVEL:.0%} interval | |\n|---|---|---|---|---|")
     for row in rows:

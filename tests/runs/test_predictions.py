@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from studies.paired import compare
+from studies.boosted_trees import as_table
+from studies.paired import compare, main
 
 from cnfgnn.data.files.export import write_folder
+from cnfgnn.runs.baselines import Prepared
 from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.predictions import write_predictions
@@ -49,6 +52,22 @@ def test_forecasts_in_the_file_have_the_errors_and_ranges_of_the_evaluation(
     assert set(frame["sensor"]) == set(data.readings.ids)
 
 
+def test_forecasts_of_others_stand_in_a_file_of_the_same_form(trained: Path, tmp_path: Path) -> None:
+    run, data, path = Run.open(trained), network(), tmp_path / "all.parquet"
+    write_predictions(run, data, "test", path)
+    ours, prepared = pd.read_parquet(path), Prepared.of(data, run.config.data)
+    first = prepared.windows.starts["test"] + prepared.config.history
+    ahead = first[:, None] + np.arange(prepared.config.horizon)
+    theirs = as_table(data, prepared, prepared.data.targets[:, ahead])  # forecasts without any error
+    both = ours.merge(theirs, on=["sensor", "issued", "step"], suffixes=("", "_theirs"))
+    assert len(both) == len(ours) == len(theirs)
+    known = both["observed"]
+    assert (known == both["observed_theirs"]).all()
+    assert both["forecast_theirs"][known].to_numpy() == pytest.approx(
+        both["truth"][known].to_numpy(), rel=1e-5
+    )
+
+
 def test_the_validation_split_has_forecasts_without_ranges(trained: Path, tmp_path: Path) -> None:
     path = tmp_path / "part.parquet"
     said("evaluate", trained, "--split", "validation", "--predictions", path)
@@ -84,6 +103,19 @@ def test_better_is_said_only_where_the_interval_excludes_zero() -> None:
     assert all(row.verdict == "a is better" and row.low < row.a - row.b < row.high < 0 for row in rows)
     rows = compare(forecasts(1.0, 1), forecasts(1.0, 4), "mae", masked=False, days=7, seed=0)
     assert {row.verdict for row in rows} == {"no difference shown"}
+
+
+def test_a_comparison_is_recorded_for_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, error in (("ours", 1.0), ("theirs", 2.0)):
+        forecasts(error, 3, days=10).to_parquet(tmp_path / f"{name}.parquet")
+    files = [str(tmp_path / f"{name}.parquet") for name in ("ours", "theirs")]
+    record = tmp_path / "record.json"
+    monkeypatch.setattr("sys.argv", ["paired.py", *files, "--record", str(record), "--data", "lake"])
+    main()
+    found = json.loads(record.read_text())
+    assert (found["data"], found["a"], found["b"]) == ("lake", "ours", "theirs")
+    assert found["error"] == "masked_rmse"
+    assert found["steps"]["all"]["verdict"] == "a is better"
 
 
 def test_days_are_drawn_as_a_whole() -> None:

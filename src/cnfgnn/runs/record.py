@@ -61,7 +61,7 @@ def about(name: str, readings: Readings) -> dict[str, Any]:
             "rows": len(readings.times),
         },
         "version": __version__,
-        "commit": _commit(),
+        "commit": commit(),
         "torch": torch.__version__,
         "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
     }
@@ -83,7 +83,7 @@ def settings_that_differ(config: Config, data: str, windows: int) -> tuple[Mappi
 
 
 @cache
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of the code, with + if files were changed since; None if that is not known."""
     if known := os.environ.get(COMMIT):
         return known
