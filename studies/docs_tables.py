@@ -303,13 +303,14 @@ def paired(folder: str) -> Table:
                 "a": f"{record['a']}: {over_all['a']:.3f}",
                 "b": f"{record['b']}: {over_all['b']:.3f}",
                 "apart": f"{over_all['a'] - over_all['b']:+.3f} ({interval})",
+                "days": over_all["days"],
                 "better": names.get(over_all["verdict"], "not shown"),
                 "commit": record["commit"],
             }
         )
     columns = [Column("data", "data"), Column("error", "error"), Column("a", "a"), Column("b", "b")]
-    columns += [Column("apart", "a - b"), Column("better", "better"), Column("commit", "commit")]
-    return Table(folder, folder, columns, rows)
+    columns += [Column("apart", "a - b"), Column("days", "days"), Column("better", "better")]
+    return Table(folder, folder, [*columns, Column("commit", "commit")], rows)
 
 
 TABLES: Mapping[str, Callable[..., Table | str]] = {

@@ -2,8 +2,8 @@
 
 docs/reproduction.md compares them with what the published code reaches in as many rounds on the same files:
 
-    python studies/first_rounds.py metr-la-29.h5 --like metr-la
-    python studies/first_rounds.py pems-bay-74.h5 --like pems-bay
+    python studies/first_rounds.py metr-la-29 --like metr-la
+    python studies/first_rounds.py pems-bay-74 --like pems-bay
 """
 
 from __future__ import annotations

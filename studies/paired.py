@@ -9,7 +9,8 @@ Both are compared on the forecasts that both made. Errors of one day resemble ea
 drawn with replacement (`--days 7`: whole weeks), and the difference a - b is computed again for each draw.
 One of the two is called better only where the interval excludes zero. With few days that still happens too
 often: between equal runs whose errors differ from day to day only, in 7 % of 100 simulated pairs with 60 days
-and in 9 to 14 % with 20 to 30, instead of 5 %. Training seeds are not part of this: compare several.
+and in 9 to 14 % with 20 to 30, instead of 5 %; with fewer than 20, nothing is said. Training seeds are not
+part of this: compare several.
 """
 
 from __future__ import annotations
@@ -27,20 +28,25 @@ from cnfgnn.files import write_whole
 from cnfgnn.runs.record import commit
 
 DRAWS, LEVEL = 2000, 0.95
+LEAST = 20  # days, or other blocks, from which something is said
 KEY = ["sensor", "issued", "step"]
 
 
 class Row(NamedTuple):
-    """The errors of two runs at one step ahead, the interval of their difference, and what it says."""
+    """The errors of two runs at one step ahead, the interval of their difference from so many days, and what
+    it says."""
 
     step: str
     a: float
     b: float
     low: float
     high: float
+    days: int
 
     @property
     def verdict(self) -> str:
+        if self.days < LEAST:
+            return f"too few days: {self.days}"
         if self.low <= 0 <= self.high:
             return "no difference shown"
         return "a is better" if self.high < 0 else "b is better"
@@ -74,7 +80,7 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, metric: str, masked: bool, days: i
         apart = errors_a - errors_b
         bounds = np.quantile(apart[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         low, high = apart[0] + (bounds - apart[0]) * _widening(count)
-        rows.append(Row(name, float(errors_a[0]), float(errors_b[0]), float(low), float(high)))
+        rows.append(Row(name, float(errors_a[0]), float(errors_b[0]), float(low), float(high), count))
     return rows
 
 
@@ -104,7 +110,7 @@ def main() -> None:
         error = given.metric if given.unmasked else f"masked_{given.metric}"
         names = {"data": given.data, "a": Path(given.a).stem, "b": Path(given.b).stem, "error": error}
         steps = {row.step: row._asdict() | {"verdict": row.verdict} for row in rows}
-        record = {**names, "days": given.days, "commit": commit(), "steps": steps}
+        record = {**names, "seed": given.seed, "commit": commit(), "steps": steps}
         write_whole(given.record, (json.dumps(record, indent=1) + "\n").encode())
     print(f"{given.metric}, {'unmasked' if given.unmasked else 'masked'}; a: {given.a}, b: {given.b}\n")
     print(f"| step | a | b | a - b, {LEVEL:.0%} interval | |\n|---|---|---|---|---|")

@@ -2,7 +2,7 @@
 
 fp32 is float32 throughout (PyTorch's "highest"). The last column compares the mean with that of fp32.
 
-    python studies/precision.py metr-la-29.h5 --like metr-la
+    python studies/precision.py metr-la-29 --like metr-la
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A model is trained on the first months. Then, as often as there is another span 
 starts from the beginning and one goes on from the weights of the one before, both with all readings so far.
 Both are evaluated on the span that follows, which neither has seen:
 
-    python studies/warm.py metr-la-29.h5 --like metr-la --first 60 --every 30
+    python studies/warm.py metr-la-29 --like metr-la --first 60 --every 30
     python studies/warm.py                          # the synthetic city, quick
 
 The cost is the time of the training and the bytes that it sends per node. A machine without h5py can read the

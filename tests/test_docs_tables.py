@@ -237,12 +237,12 @@ def test_attacks_stand_beside_the_blur_and_what_the_copy_gives(written: Callable
 
 def test_a_paired_comparison_names_the_better_one_or_none(written: Callable[..., None]) -> None:
     def compared(low: float, high: float, verdict: str) -> dict[str, Any]:
-        over_all = {"step": "all", "a": 2.0, "b": 3.0, "low": low, "high": high, "verdict": verdict}
-        names = {"data": "lake", "a": "ours", "b": "trees", "error": "masked_mae", "commit": "abc1234"}
-        return names | {"days": 1, "steps": {"all": over_all}}
+        over_all = {"a": 2.0, "b": 3.0, "low": low, "high": high, "days": 60, "verdict": verdict}
+        names = {"data": "lake", "a": "ours", "b": "b", "error": "masked_mae", "commit": "abc1234"}
+        return names | {"steps": {"all": over_all}}
 
     written("pairs", compared(-1.5, -0.5, "a is better"), compared(-2.5, 0.5, "no difference shown"))
     assert [" | ".join(cells) for cells in docs_tables.paired("pairs").cells()] == [
-        "lake | masked MAE | ours: 2.000 | trees: 3.000 | -1.000 (-1.500 to -0.500) | ours | abc1234",
-        "lake | masked MAE | ours: 2.000 | trees: 3.000 | -1.000 (-2.500 to +0.500) | not shown | abc1234",
+        "lake | masked MAE | ours: 2.000 | b: 3.000 | -1.000 (-1.500 to -0.500) | 60 | ours | abc1234",
+        "lake | masked MAE | ours: 2.000 | b: 3.000 | -1.000 (-2.500 to +0.500) | 60 | not shown | abc1234",
     ]

@@ -1,6 +1,6 @@
 """Train a published model on pooled readings, by other people's code, and leave a record as our runs do.
 
-    python experiments/peers/peers.py graph-wavenet metr-la-29.h5 experiments/records/peers --seed 1
+    python experiments/peers/peers.py graph-wavenet metr-la-29 experiments/records/peers --seed 1
 
 The models are those of torch-spatiotemporal (`tsl`); README.md says how to install it. Readings, windows,
 scale and errors are cnfgnn's own, so the figures stand beside those of our methods. The epoch with the lowest

@@ -101,13 +101,13 @@ def test_better_is_said_only_where_the_interval_excludes_zero() -> None:
     rows = compare(forecasts(1.0, 1), forecasts(2.0, 2), "rmse", masked=True, days=1, seed=0)
     assert [row.step for row in rows] == ["1", "2", "3", "all"]
     assert all(row.verdict == "a is better" and row.low < row.a - row.b < row.high < 0 for row in rows)
-    rows = compare(forecasts(1.0, 1), forecasts(1.0, 4), "mae", masked=False, days=7, seed=0)
+    rows = compare(forecasts(1.0, 1), forecasts(1.0, 4), "mae", masked=False, days=2, seed=0)
     assert {row.verdict for row in rows} == {"no difference shown"}
 
 
 def test_a_comparison_is_recorded_for_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, error in (("ours", 1.0), ("theirs", 2.0)):
-        forecasts(error, 3, days=10).to_parquet(tmp_path / f"{name}.parquet")
+        forecasts(error, 3, days=25).to_parquet(tmp_path / f"{name}.parquet")
     files = [str(tmp_path / f"{name}.parquet") for name in ("ours", "theirs")]
     record = tmp_path / "record.json"
     monkeypatch.setattr("sys.argv", ["paired.py", *files, "--record", str(record), "--data", "lake"])
@@ -116,6 +116,13 @@ def test_a_comparison_is_recorded_for_the_tables(tmp_path: Path, monkeypatch: py
     assert (found["data"], found["a"], found["b"]) == ("lake", "ours", "theirs")
     assert found["error"] == "masked_rmse"
     assert found["steps"]["all"]["verdict"] == "a is better"
+
+
+def test_nothing_is_said_from_a_few_days() -> None:
+    """A single day would have intervals without any width."""
+    for days in (1, 19):
+        rows = compare(forecasts(1, 1, days), forecasts(2, 2, days), "rmse", masked=True, days=1, seed=0)
+        assert {row.verdict for row in rows} == {f"too few days: {days}"}
 
 
 def test_days_are_drawn_as_a_whole() -> None:
