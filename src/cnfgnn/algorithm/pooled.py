@@ -59,14 +59,15 @@ class Pooled:
         clients.load(self.theta)
 
     def _inform(self) -> None:
-        """Use the means of neighbours' and of all nodes' levels in linear forecasts, as nodes do that get
-        them from a server."""
+        """Use the means of neighbours' and of all nodes' levels in linear forecasts, as nodes do in a
+        federation, where the server sends these means."""
         if self.gn is not None and self.gn.levels:
             clients = self.clients
             means = self.gn.level_means(clients.levels(), self.graph, clients.data.heard["train"])
             clients.inform(means)
             if self.owner.data is not clients.data:
                 self.owner.data.inform(means)
+            clients.data.fit()
 
     def _set_rates(self, r_g: int) -> None:
         settings = self.clients.settings
@@ -88,6 +89,8 @@ class Pooled:
         else:
             sent = h_c.to(batch.x.dtype)[..., : clients.sent]
             h_G = self.gn.network(sent, self.graph, clients.data.heard_in("train", windows))
+            if self.gn.levels:  # what the network adds to is the linear forecast that uses the means in h_G
+                batch = clients.data.with_linear_forecast(batch, "train", windows, h_G)
             loss = clients.forecaster.losses(self.theta, batch, h_G, truth, h_c).sum()
             *grads, of_gn = torch.autograd.grad(loss, [*weights, self.gn.weights])
             self.gn.step(of_gn)
