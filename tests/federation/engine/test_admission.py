@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
+from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 
 from cnfgnn.errors import RunError
 from cnfgnn.federation.engine import provisioning
@@ -103,6 +104,20 @@ def test_a_silent_connection_does_not_block_others(running: tuple[Project, Kits]
     project, made = running
     with socket.create_connection(("127.0.0.1", project.server.port)):
         assert handshake.ask_server(made["south"]).server == "127.0.0.1"
+
+
+def test_who_begins_with_an_answer_is_refused(running: tuple[Project, Kits]) -> None:
+    """The engine admits whoever sends READY as it admits who was asked: no check of the kit would be made."""
+    project, made = running
+    context = handshake._tls_context(made["south"] / "startup")
+    ready = {HandshakeKeys.ENDPOINT_NAME: "south", HandshakeKeys.TIMESTAMP: time.time()}
+    with (
+        socket.create_connection(("127.0.0.1", project.server.port), timeout=60) as plain,
+        context.wrap_socket(plain) as secure,
+    ):
+        secure.sendall(handshake.encode_frame(Types.READY, ready))
+        assert secure.recv(1) == b""
+    assert "refused a connection of south from 127.0.0.1: it did not say who it is" in log(made["server"])
 
 
 @pytest.mark.chaos

@@ -18,6 +18,7 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.drivers.connector_info import Mode
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import Prefix
@@ -40,6 +41,7 @@ LOG_AGAIN_AFTER = 600.0  # seconds
 HEARTBEATS = (EventType.CLIENT_REGISTER_RECEIVED, EventType.CLIENT_HEARTBEAT_RECEIVED)
 COPIED_KIT = "another process with the same certificate is connected"
 REVOKED = "its certificate is revoked"
+NO_HELLO = "it did not say who it is"
 
 
 class AdmissionControl(FLComponent):  # type: ignore[misc]
@@ -94,8 +96,11 @@ class SiteConnections:
         manager, pass_on = self.connections, self.connections.process_frame_task
 
         def checked(connection: Any, frame: Any) -> None:
-            if Prefix.from_bytes(frame).type == Types.HELLO:
+            kind = Prefix.from_bytes(frame).type
+            if kind == Types.HELLO:
                 self.decide(connection, frame, lambda: pass_on(connection, frame))
+            elif kind == Types.READY and connection.conn.connector.mode != Mode.ACTIVE:
+                self._refuse_ready(connection)  # READY answers a HELLO, and the server sent none here
             else:
                 pass_on(connection, frame)
 
@@ -182,6 +187,13 @@ class SiteConnections:
             **{key: known.get(key) for key in ("address", "since", "refused")},
         }
         _send_ready(connection, status)
+
+    def _refuse_ready(self, connection: Any) -> None:
+        """Refuse who begins with READY: the engine would admit it without any of the decisions above."""
+        certificate, address = handshake.peer_certificate(connection.conn), _address(connection)
+        site = handshake.common_name(certificate)
+        self._warn(site, address, f"refused a connection of {site} from {address}: {NO_HELLO}")
+        connection.conn.close()
 
     def _refuse_stranger(self, address: str, reason: str) -> None:
         """Record a connection whose certificate TLS rejected."""
