@@ -45,7 +45,8 @@ def count(seconds: float, sensors: int) -> None:
 
 def measured(waiting: str, beside: bool, options: argparse.Namespace) -> float:
     """Minibatches a second in a process that waits in one of the two ways."""
-    environment = {name: text for name, text in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    ours = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # either would decide for both ways
+    environment = {name: text for name, text in os.environ.items() if name not in ours}
     change = "from cnfgnn.process_setup import *; keep_freed_memory()"
     if waiting == OURS:
         change += "; share_processors()"

@@ -37,6 +37,7 @@ Floats = npt.NDArray[np.float64]
 
 SETTINGS = {"objective": "regression", "learning_rate": 0.05, "num_leaves": 63, "verbose": -1}
 TREES, PATIENCE = 1000, 30  # validation errors choose how many
+MISSING_HELP = "whether missing readings are left out, or count as the file has them (data.missing)"
 
 
 def boosted_trees(data: Dataset, config: DataConfig, predictions: Path | None = None) -> Scores:
@@ -64,7 +65,10 @@ def as_table(data: Dataset, prepared: Prepared, forecasts: Tensor) -> pd.DataFra
         "forecast": prepared.data.unscaled(forecasts).numpy(),
     }
     shape = tuple(forecasts.shape)
-    return pd.DataFrame({name: np.broadcast_to(column, shape).ravel() for name, column in columns.items()})
+    table = pd.DataFrame({name: np.broadcast_to(column, shape).ravel() for name, column in columns.items()})
+    if readings.utc:
+        table["issued"] = table["issued"].dt.tz_localize("UTC")
+    return table
 
 
 def _part(forecasts: Tensor, group: Group, chunk: slice) -> Tensor:
@@ -88,7 +92,7 @@ def _of_step(prepared: Prepared, step: int) -> Floats:
 
 def _inputs(prepared: Prepared, split: Split, step: int) -> Floats:
     """(nw k): NaN where a reading is missing."""
-    values = np.where(prepared.series.missing, np.nan, prepared.data.inputs.numpy())
+    values = np.where(_absent(prepared), np.nan, prepared.data.inputs.numpy())
     starts = prepared.windows.starts[split]
     target = starts + prepared.config.history + step
     columns = [values[:, starts + row] for row in range(prepared.config.history)]
@@ -103,16 +107,26 @@ def _inputs(prepared: Prepared, split: Split, step: int) -> Floats:
 
 
 def _targets(prepared: Prepared, split: Split, step: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """(nw,): the scaled targets, and which of them were observed."""
+    """(nw,): the scaled targets, and which of them count."""
     rows = prepared.windows.starts[split] + prepared.config.history + step
-    return prepared.data.targets.numpy()[:, rows].ravel(), ~prepared.series.missing[:, rows].ravel()
+    return prepared.data.targets.numpy()[:, rows].ravel(), ~_absent(prepared)[:, rows].ravel()
+
+
+def _absent(prepared: Prepared) -> npt.NDArray[np.bool_]:
+    """(n T): which readings are missing; those that the file has anyway are truth to `as-truth`."""
+    return prepared.series.absent(prepared.config.missing)
+
+
+def not_masked(missing: str) -> str:
+    """The part of a record's file name that tells treatments of missing readings apart."""
+    return "" if missing == "masked" else f"-{missing}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path, help="folder for a record of each")
-    parser.add_argument("--missing", choices=("masked", "as-truth"), default="masked", help="data.missing")
+    parser.add_argument("--missing", choices=("masked", "as-truth"), default="masked", help=MISSING_HELP)
     parser.add_argument("--predictions", type=Path, help="a .parquet file for the forecasts of the trees")
     given = parser.parse_args()
     data, config = load(given.data), DataConfig(missing=given.missing)
@@ -134,7 +148,7 @@ def main() -> None:
             "errors": scores.summary(),
         }
         text = json.dumps(plain(record | {"bytes": None, "seconds": took}), indent=1, allow_nan=False) + "\n"
-        name = method.partition(",")[0].lower().replace(" ", "-")
+        name = method.partition(",")[0].lower().replace(" ", "-") + not_masked(given.missing)
         write_whole(given.out / f"{data.name}-{name}.json", text.encode())
         errors = scores.overall
         print(f"{method}: RMSE {errors.rmse:.3f}, masked RMSE {errors.masked_rmse:.3f}")

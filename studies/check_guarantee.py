@@ -76,7 +76,15 @@ def epsilon(distance: float) -> float:
 
 
 def main() -> None:
-    blur, change, readings = float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    try:
+        _, *two, last = sys.argv
+        (blur, change), readings = map(float, two), int(last)
+        if not (blur > 0 and change > 0 and readings > 0 and math.isfinite(change / blur)):
+            raise ValueError
+    except ValueError:
+        asked = len(sys.argv) == 2 and sys.argv[1] in ("-h", "--help")
+        print(__doc__ if asked else __doc__.splitlines()[2].strip(), file=sys.stdout if asked else sys.stderr)
+        sys.exit(0 if asked else 2)
     distance = mu(blur, change, readings)
     trial = detection_by_trial(blur, change, readings, 20_000, seed=1)
     print(f"mu         {distance:.4f}")

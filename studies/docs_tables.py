@@ -10,8 +10,8 @@ A mark names a table and what it shows:
 
 `records FOLDERS COLUMNS` has a line for each method and group of settings in experiments/records/FOLDER; put
 the `record.json` of a run there, under any name. `FOLDER:METHOD,METHOD` takes these methods alone, in their
-small size. Without records in the first folder there is no table. Columns are those of `COLUMNS` below. A
-table shows masked or unmasked errors, never both, of the records that were trained on errors of that kind.
+small size. Columns are those of `COLUMNS` below. A table shows masked or unmasked errors, never both, of
+records with the same treatment of missing readings. Without records in the first folder there is no table.
 
 `data-sets` shows experiments/data; `operations` recomputes the paper's. `attacks FOLDER` shows how near
 attacks came: the record of a run with its blur and, as `attacks`, the lines of `cnfgnn attack --json`.
@@ -56,6 +56,7 @@ ATTACKS = {  # labels of `cnfgnn attack` and what a page calls them
     "series, smoother (known blur)": "smoother, known blur",
     "series, smoother (network)": "smoother, network",
 }
+NONE_YET = "*No records yet.*"
 SMALL, SEEN, PRECISION = "63k", "training.seen", "compute.precision"
 Record = Mapping[str, Any]
 
@@ -98,14 +99,15 @@ def records(folders: str, *columns: str) -> Table | str:
     masked = _kind(columns)
     parts = [[one for one in _read(part) if _is_masked(one) == masked] for part in folders.split("+")]
     if not parts[0]:
-        return "*No records yet.*"
+        return NONE_YET
     found = [record for part in parts for record in part]
     _check_data(found)
     names = sorted({record["data"]["name"] for record in found})
     trained = [set(_settings(record).items()) for record in found if record["seed"] is not None]
     common = set.intersection(*trained) if trained else set()
     rows = [_row(line, common, columns) for line in _lines(found)]
-    rows.sort(key=lambda row: _order(row, f"{names[0]} {columns[0]}"))
+    by_share = all(row[SEEN] is not None for row in rows)
+    rows.sort(key=lambda row: _order(row, f"{names[0]} {columns[0]}", by_share))
     heads = [Column("method", "method"), Column(SEEN, "sensors seen", 0, share=True)]
     for name in names:
         ahead = f"{_title(name)}: " if len(names) > 1 else ""
@@ -180,9 +182,9 @@ def _published(record: Record) -> float | None:
     return figures[FRACTIONS.index(seen)] if figures and seen in FRACTIONS else None
 
 
-def _order(row: Mapping[str, Any], error: str) -> tuple[Any, ...]:
-    """By share of sensors, if that differs; otherwise large errors first, and last what has none."""
-    if row[SEEN] is not None:
+def _order(row: Mapping[str, Any], error: str, by_share: bool) -> tuple[Any, ...]:
+    """By method and share of sensors; or large errors first, and last what has none."""
+    if by_share:
         return row["method"], row[SEEN]
     return row.get(error) is None, -_mean(row.get(error))
 
@@ -274,9 +276,11 @@ def data_sets() -> Table:
     return Table("data-sets", "Data sets", columns, sorted(rows, key=lambda row: str(row["name"])))
 
 
-def attacks(folder: str) -> Table:
+def attacks(folder: str) -> Table | str:
     """How near each attack came to the readings of the test split, for each blur of each data set."""
     found = [json.loads(path.read_text()) for path in (RECORDS / folder).glob("*.json")]
+    if not found:
+        return NONE_YET
     rows = []
     for record in sorted(found, key=lambda one: (one["data"]["name"], one["blur"])):
         lines = {line["label"]: line["all"]["rmse"] for line in record["attacks"] if line["split"] == "test"}
@@ -289,7 +293,7 @@ def attacks(folder: str) -> Table:
     return Table(folder, folder, columns, rows, [f"Measured on {found[0]['machine']}."])
 
 
-def paired(folder: str) -> Table:
+def paired(folder: str) -> Table | str:
     """Errors of two runs over all steps, with the interval of their difference and what it says."""
     rows = []
     for path in sorted((RECORDS / folder).glob("*.json")):
@@ -308,9 +312,11 @@ def paired(folder: str) -> Table:
                 "commit": record["commit"],
             }
         )
+    if not rows:
+        return NONE_YET
     columns = [Column("data", "data"), Column("error", "error"), Column("a", "a"), Column("b", "b")]
     columns += [Column("apart", "a - b"), Column("days", "days"), Column("better", "better")]
-    return Table(folder, folder, [*columns, Column("commit", "commit")], rows)
+    return Table(folder, folder, [*columns, Column("commit", "compared at")], rows)
 
 
 TABLES: Mapping[str, Callable[..., Table | str]] = {

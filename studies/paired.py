@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from cnfgnn.files import write_whole
+from cnfgnn.files import make_folder, write_whole
 from cnfgnn.runs.record import commit
 
 DRAWS, LEVEL = 2000, 0.95
@@ -106,18 +106,19 @@ def main() -> None:
         parser.error("--record: say with --data what was forecast")
     read = [pd.read_parquet(path) for path in (given.a, given.b)]
     rows = compare(*read, given.metric, not given.unmasked, given.days, given.seed)
-    if given.record is not None:
-        error = given.metric if given.unmasked else f"masked_{given.metric}"
-        names = {"data": given.data, "a": Path(given.a).stem, "b": Path(given.b).stem, "error": error}
-        steps = {row.step: row._asdict() | {"verdict": row.verdict} for row in rows}
-        record = {**names, "seed": given.seed, "commit": commit(), "steps": steps}
-        write_whole(given.record, (json.dumps(record, indent=1) + "\n").encode())
     print(f"{given.metric}, {'unmasked' if given.unmasked else 'masked'}; a: {given.a}, b: {given.b}\n")
     print(f"| step | a | b | a - b, {LEVEL:.0%} interval | |\n|---|---|---|---|---|")
     for row in rows:
         print(
             f"| {row.step} | {row.a:.3f} | {row.b:.3f} | {row.low:+.3f} to {row.high:+.3f} | {row.verdict} |"
         )
+    if given.record is not None:
+        error = given.metric if given.unmasked else f"masked_{given.metric}"
+        names = {"data": given.data, "a": Path(given.a).stem, "b": Path(given.b).stem, "error": error}
+        steps = {row.step: row._asdict() | {"verdict": row.verdict} for row in rows}
+        record = {**names, "seed": given.seed, "commit": commit(), "steps": steps}
+        make_folder(given.record.parent)
+        write_whole(given.record, (json.dumps(record, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -55,8 +55,13 @@ def made(*mark: str) -> Table:
     return table
 
 
+def cells(table: Table | str) -> list[str]:
+    assert not isinstance(table, str)
+    return [" | ".join(row) for row in table.cells()]
+
+
 def lines(*mark: str) -> list[str]:
-    return [" | ".join(cells) for cells in made(*mark).cells()]
+    return cells(made(*mark))
 
 
 def heads(*mark: str) -> list[str]:
@@ -146,6 +151,7 @@ def test_a_table_may_take_some_methods_of_several_folders(written: Callable[...,
 def test_without_records_in_the_first_folder_there_is_no_table(written: Callable[..., None]) -> None:
     written("ours", of_traffic("metr-la"))
     assert docs_tables.records("peers+ours", "rmse") == "*No records yet.*"
+    assert docs_tables.attacks("none") == docs_tables.paired("none") == "*No records yet.*"
     assert lines("ours+peers", "rmse") == ["gru-fedavg | 2.000 | 1 | abc1234"]
 
 
@@ -207,6 +213,16 @@ def test_inductive_learning_has_a_line_for_each_share_of_sensors(written: Callab
     ]
 
 
+def test_a_method_that_saw_all_sensors_stands_beside_those_that_did_not(written: Callable[..., None]) -> None:
+    errors = {"overall": {"rmse": 3.0}, "unseen": {"rmse": 4.0}}
+    part = of_traffic("metr-la", settings={"training.seen": 0.5, "training.patience": 20}, errors=errors)
+    written("inductive", of_traffic("metr-la"), part)
+    assert lines("inductive", "rmse") == [
+        "gru-fedavg | 50% | 3.000 | fp32 | 1 | abc1234",
+        "gru-fedavg | - | 2.000 | tf32 | 1 | abc1234",
+    ]
+
+
 def test_records_of_different_readings_are_not_mixed(written: Callable[..., None]) -> None:
     other = {"name": "lake", "checksum": "b2", "sensors": 2, "rows": 9}
     written("lake", record(), record(data=other))
@@ -228,8 +244,7 @@ def test_attacks_stand_beside_the_blur_and_what_the_copy_gives(written: Callable
     written(
         "attacks", of_traffic("metr-la", blur=5.0, attacks=found), of_traffic("metr-la", blur=0, attacks=[])
     )
-    rows = [" | ".join(cells) for cells in docs_tables.attacks("attacks").cells()]
-    assert rows == [
+    assert cells(docs_tables.attacks("attacks")) == [
         "METR-LA 7 | 0 | 2.000 | - | - | - | - | - | - | abc1234",
         "METR-LA 7 | 5 | 2.000 | 9.00 | 4.98 | - | - | - | 2.50 | abc1234",
     ]
@@ -242,7 +257,7 @@ def test_a_paired_comparison_names_the_better_one_or_none(written: Callable[...,
         return names | {"steps": {"all": over_all}}
 
     written("pairs", compared(-1.5, -0.5, "a is better"), compared(-2.5, 0.5, "no difference shown"))
-    assert [" | ".join(cells) for cells in docs_tables.paired("pairs").cells()] == [
+    assert cells(docs_tables.paired("pairs")) == [
         "lake | masked MAE | ours: 2.000 | b: 3.000 | -1.000 (-1.500 to -0.500) | 60 | ours | abc1234",
         "lake | masked MAE | ours: 2.000 | b: 3.000 | -1.000 (-2.500 to +0.500) | 60 | not shown | abc1234",
     ]

@@ -54,7 +54,7 @@ class Peer:
 
     model       its class in tsl.nn.models
     sizes       arguments of that class
-    inputs      of each step: reading; time of day; day of the week, of the last step
+    inputs      how many of these: reading and time of day of each step, day of the week of the last one
     embeds      whether it looks up embeddings of the time of day and the day of the week
     graph       whether it uses the graph of the files
     clip        largest norm of the gradient
@@ -350,6 +350,12 @@ def record(
     }
 
 
+def file_name(data: str, model: str, missing: str, loss: str, seed: int) -> str:
+    """Trainings that differ in any of these have different files."""
+    told = [part for part in (missing, loss) if part not in ("masked", "absolute")]
+    return "-".join([data, model, *told, str(seed)]) + ".json"
+
+
 def write(path: Path, found: Mapping[str, Any]) -> None:
     """Write a record; its folder is made."""
     make_folder(path.parent)
@@ -360,12 +366,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model", choices=PEERS)
     parser.add_argument("data", type=Path, help="a file or folder that cnfgnn reads")
-    parser.add_argument("out", type=Path, help="folder for the record, DATA-MODEL-SEED.json")
+    parser.add_argument(
+        "out",
+        type=Path,
+        help="folder for the record, DATA-MODEL-SEED.json, with -as-truth and -square before SEED",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--epochs", type=int, help="fewer or more than published")
     parser.add_argument("--seconds", type=float, help="end training before the epoch that would exceed them")
-    parser.add_argument("--missing", choices=("masked", "as-truth"), default="masked", help="data.missing")
-    parser.add_argument("--loss", choices=("absolute", "square"), default="absolute", help="training.loss")
+    parser.add_argument(
+        "--missing",
+        choices=("masked", "as-truth"),
+        default="masked",
+        help="whether missing readings are left out, or count as the file has them (data.missing)",
+    )
+    parser.add_argument(
+        "--loss",
+        choices=("absolute", "square"),
+        default="absolute",
+        help="errors to train on (training.loss)",
+    )
     parser.add_argument("--eager", action="store_true", help="do not record steps on a GPU")
     given = parser.parse_args()
     if find_spec("tsl") is None or find_spec("torch_geometric") is None:
@@ -399,7 +419,7 @@ def _run(given: argparse.Namespace) -> None:
         parameters=sum(weight.numel() for weight in model.parameters()),
         packages={name: version(name) for name in PACKAGES},
     )
-    write(given.out / f"{data.name}-{given.model}-{given.seed}.json", found)
+    write(given.out / file_name(data.name, given.model, given.missing, given.loss, given.seed), found)
     errors = trained.scores.overall
     print(f"{peer.name}: masked MAE {errors.masked_mae:.3f}, masked RMSE {errors.masked_rmse:.3f}")
 

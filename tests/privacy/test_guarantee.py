@@ -118,3 +118,14 @@ def test_a_reader_can_check_the_guarantee_without_the_package(monkeypatch: pytes
         assert check_guarantee.epsilon(mu) == pytest.approx(epsilon(mu), rel=1e-4)
     trial = check_guarantee.detection_by_trial(5.0, 5.0, 4, 4000, seed=1)
     assert trial == pytest.approx(detection(2.0), abs=0.02)
+
+
+@pytest.mark.parametrize("given", [[], ["5"], ["5", "1", "0.5"], ["0", "1", "12"], ["five", "1", "12"]])
+def test_numbers_that_have_no_guarantee_are_answered_with_how_to_ask(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["check_guarantee.py", *given])
+    with pytest.raises(SystemExit) as ended:
+        check_guarantee.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("python studies/check_guarantee.py 5 10 12 ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,14 @@ import pytest
 from studies.boosted_trees import as_table
 from studies.paired import compare, main
 
+from cnfgnn.config.settings import DataConfig, Missing
 from cnfgnn.data.files.export import write_folder
 from cnfgnn.runs.baselines import Prepared
 from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.predictions import write_predictions
 from cnfgnn.runs.train import Unwatched, train_run
+from studies import boosted_trees
 from tests.commands import said
 from tests.conftest import network, small
 
@@ -52,8 +55,12 @@ def test_forecasts_in_the_file_have_the_errors_and_ranges_of_the_evaluation(
     assert set(frame["sensor"]) == set(data.readings.ids)
 
 
-def test_forecasts_of_others_stand_in_a_file_of_the_same_form(trained: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("utc", [False, True])
+def test_forecasts_of_others_stand_in_a_file_of_the_same_form(
+    trained: Path, tmp_path: Path, utc: bool
+) -> None:
     run, data, path = Run.open(trained), network(), tmp_path / "all.parquet"
+    data = replace(data, readings=replace(data.readings, utc=utc))
     write_predictions(run, data, "test", path)
     ours, prepared = pd.read_parquet(path), Prepared.of(data, run.config.data)
     first = prepared.windows.starts["test"] + prepared.config.history
@@ -66,6 +73,20 @@ def test_forecasts_of_others_stand_in_a_file_of_the_same_form(trained: Path, tmp
     assert both["forecast_theirs"][known].to_numpy() == pytest.approx(
         both["truth"][known].to_numpy(), rel=1e-5
     )
+
+
+@pytest.mark.parametrize("missing", ["masked", "as-truth"])
+def test_trees_learn_from_zeros_where_zeros_are_truth(missing: Missing) -> None:
+    data = network()
+    values, gaps = data.readings.values.copy(), data.readings.missing.copy()
+    values[30:40], gaps[30:40] = 0.0, True  # as in a traffic file, whose zeros mean missing readings
+    zeros = replace(data, readings=replace(data.readings, values=values, missing=gaps))
+    prepared = Prepared.of(zeros, DataConfig(missing=missing))
+    zero = -prepared.data.scaler.mean / prepared.data.scaler.std
+    inputs = boosted_trees._inputs(prepared, "train", 0)[:, : prepared.config.history]
+    targets, counts = boosted_trees._targets(prepared, "train", 0)
+    for learned in (inputs, targets[counts]):
+        assert np.isclose(learned, zero).any() == (missing == "as-truth")
 
 
 def test_the_validation_split_has_forecasts_without_ranges(trained: Path, tmp_path: Path) -> None:
@@ -109,7 +130,7 @@ def test_a_comparison_is_recorded_for_the_tables(tmp_path: Path, monkeypatch: py
     for name, error in (("ours", 1.0), ("theirs", 2.0)):
         forecasts(error, 3, days=25).to_parquet(tmp_path / f"{name}.parquet")
     files = [str(tmp_path / f"{name}.parquet") for name in ("ours", "theirs")]
-    record = tmp_path / "record.json"
+    record = tmp_path / "new" / "record.json"
     monkeypatch.setattr("sys.argv", ["paired.py", *files, "--record", str(record), "--data", "lake"])
     main()
     found = json.loads(record.read_text())

@@ -111,3 +111,14 @@ def test_without_the_package_one_sentence_says_what_to_do(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "argv", ["peers.py", "stid", "nowhere", "nowhere"])
     with pytest.raises(SystemExit, match=r"not installed: see experiments/peers/README\.md"):
         peers.main()
+
+
+def test_trainings_with_other_settings_have_other_files() -> None:
+    names = {
+        peers.file_name("lake", "stid", missing, loss, seed)
+        for missing in ("masked", "as-truth")
+        for loss in ("absolute", "square")
+        for seed in (1, 2)
+    }
+    assert len(names) == 8
+    assert "lake-stid-as-truth-square-2.json" in names
