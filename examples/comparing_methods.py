@@ -56,9 +56,9 @@ axes.set_xlabel("validation masked RMSE, mph; a point for each seed")
 plt.show()
 
 # %% [markdown]
-# Now, and only for the method that was chosen, the test errors, with what its training sent. The comparison
-# of two methods sensor by sensor says more than their means: is one better everywhere, or much better at
-# one sensor?
+# The choice is made. Only now are test errors looked at: of the chosen method, with what its training sent,
+# and at each sensor beside those of gru-fedavg, which was no candidate any more. A comparison sensor by
+# sensor says more than means: is one method better everywhere, or much better at one sensor?
 
 # %%
 chosen = min(validation, key=lambda name: np.median(validation[name]))

@@ -27,6 +27,7 @@ from cnfgnn.studies.drawing import (
     svg,
 )
 from cnfgnn.studies.figures import Inductive, inductive
+from cnfgnn.studies.tables import Mean
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "experiments" / "records"
@@ -42,11 +43,17 @@ def against_bytes(panels: list[dict[str, Any]]) -> Figure:
     for axes, panel in zip(fig.subplots(1, len(panels)), panels, strict=True):
         points = []
         for point in panel["points"]:
-            mb = point.get("mb") or point["gib"] * MB_OF_A_GIB / panel["nodes"]
-            spread = point.get("spread", 0.0)
+            if "records" in point:
+                found = records(point["records"])
+                mb = Mean.of(one["bytes"]["per_node"] / one["data"]["sensors"] / 1e6 for one in found).mean
+                errors = Mean.of(one["errors"]["overall"]["rmse"] for one in found)
+                rmse, spread = errors.mean, errors.spread or 0.0
+            else:
+                mb = point["gib"] * MB_OF_A_GIB / panel["nodes"]
+                rmse, spread = point["rmse"], point["spread"]
             ink = colour(1 if point.get("ours") else 0)
-            axes.errorbar(mb, point["rmse"], yerr=spread, fmt="o", color=ink, markersize=6, capsize=2.5)
-            points.append(LabelledPoint(mb, point["rmse"], spread, point["method"], ink))
+            axes.errorbar(mb, rmse, yerr=spread, fmt="o", color=ink, markersize=6, capsize=2.5)
+            points.append(LabelledPoint(mb, rmse, spread, point["method"], ink))
         axes.set_xscale("log")
         axes.set(title=panel["data"], xlabel="MB of one node, until the best round", xlim=(15, 12000))
         axes.xaxis.set_minor_locator(NullLocator())
@@ -119,10 +126,10 @@ def of_the_graph(rows: list[dict[str, Any]]) -> Figure:
         (("metr_la", "METR-LA, 29 sensors"), ("pems_bay", "PEMS-BAY, 74 sensors"))
     ):
         at = [place + 0.36 * k for place in range(len(rows))]
-        gains = [100 * (1 - row[key][1] / row[key][0]) for row in rows]
+        errors = [[error(one, row["error"]) for one in row[key]] for row in rows]
+        gains = [100 * (1 - with_graph / without) for without, with_graph in errors]
         axes.barh(at, gains, height=0.34, color=colour(k), label=name)
-        for place, gain, row in zip(at, gains, rows, strict=True):
-            without, with_graph = row[key]
+        for place, gain, (without, with_graph) in zip(at, gains, errors, strict=True):
             text = f" {gain:.1f} %  ({without:.3f} → {with_graph:.3f})"
             axes.text(gain, place, text, va="center", fontsize=8, color=INK)
     axes.set_yticks([place + 0.18 for place in range(len(rows))], [row["methods"] for row in rows])
@@ -134,21 +141,36 @@ def of_the_graph(rows: list[dict[str, Any]]) -> Figure:
     return fig
 
 
-def records(folder: str) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted((RECORDS / folder).glob("*.json"))]
+def error(measured: float | str, kind: str) -> float:
+    """An error as such, or the mean of records."""
+    if not isinstance(measured, str):
+        return measured
+    return Mean.of(one["errors"]["overall"][kind] for one in records(measured)).mean
 
 
-def main() -> None:
+def records(pattern: str) -> list[dict[str, Any]]:
+    """The records of some files; there are some."""
+    paths = sorted(RECORDS.glob(pattern))
+    if not paths:
+        raise SystemExit(f"experiments/records/ has no {pattern}")
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def pictures() -> dict[Path, str]:
+    """What each file should hold."""
     measured = tomllib.loads(MEASURED.read_text())
     drawn = {
         "results-bytes": against_bytes(measured["bytes"]),
-        "results-blur": against_blur(records("attacks")),
+        "results-blur": against_blur(records("attacks/*.json")),
         "results-graph": of_the_graph(measured["graph"]),
-        "metr-la-29-inductive": by_share(records("inductive")),
+        "metr-la-29-inductive": by_share(records("inductive/*.json")),
     }
-    for name, picture in drawn.items():
-        path = ROOT / "docs" / "figures" / f"{name}.svg"
-        write_whole(path, (svg(picture) + "\n").encode())
+    return {ROOT / "docs" / "figures" / f"{name}.svg": svg(one) + "\n" for name, one in drawn.items()}
+
+
+def main() -> None:
+    for path, picture in pictures().items():
+        write_whole(path, picture.encode())
         print(path.relative_to(ROOT))
 
 

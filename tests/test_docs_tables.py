@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from cnfgnn.studies.tables import Table
-from studies import docs_tables
+from studies import docs_tables, pictures
 
 
 def record(
@@ -71,6 +72,22 @@ def heads(*mark: str) -> list[str]:
 def test_the_pages_are_current() -> None:
     """If not, `make tables` writes them."""
     assert [path.name for path, text, wanted in docs_tables.pages() if text != wanted] == []
+
+
+def test_the_pictures_are_current() -> None:
+    """If not, `python studies/pictures.py` draws them."""
+
+    def drawn(svg: str) -> tuple[list[str], list[float]]:
+        """What is written, and where points and words are."""
+        return re.findall("<!--(.*?)-->", svg), [float(at) for at in re.findall(r' [xy]="([-\d.]+)"', svg)]
+
+    for path, wanted in pictures.pictures().items():
+        (words, places), (wanted_words, wanted_places) = (
+            drawn(path.read_text(encoding="utf-8")),
+            drawn(wanted),
+        )
+        assert words == wanted_words, path.name
+        assert places == pytest.approx(wanted_places, abs=1.0), path.name
 
 
 def test_seeds_are_averaged_commits_are_named_and_settings_have_lines_of_their_own(
