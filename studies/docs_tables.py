@@ -57,7 +57,7 @@ ATTACKS = {  # labels of `cnfgnn attack` and what a page calls them
     "series, smoother (network)": "smoother, network",
 }
 NONE_YET = "*No records yet.*"
-SMALL, SEEN, PRECISION = "63k", "training.seen", "compute.precision"
+SMALL, SEEN, PRECISION, FULL = "63k", "training.seen", "compute.precision", "fp32"
 Record = Mapping[str, Any]
 
 
@@ -227,7 +227,7 @@ def _settings(record: Record) -> dict[str, str]:
     near = record.get("preset", {}).get("like", like) or None
     told: dict[str, Any] = dict(record.get("settings", {}))
     if near is None and size == SMALL and told.keys() <= {PRECISION}:
-        return told
+        return told if record["seed"] is None else {PRECISION: FULL} | told
     try:
         published, nearest = preset(method, size, like, inductive=SEEN in told), preset(method, size, near)
         told = {key: nearest.setting(key) for key in SETTINGS} | told

@@ -135,6 +135,18 @@ def test_runs_without_any_setting_have_one_line_whatever_was_published_for_their
     assert lines("both", "masked_rmse") == ["cnfgnn-plus | 2.000 | 2.000 | 1 | abc1234"]
 
 
+def test_a_run_that_was_told_nothing_was_trained_in_the_default_precision(
+    written: Callable[..., None],
+) -> None:
+    simple = record("last value", None, 9.0, preset={}, settings={"data.missing": "masked"}, bytes=None)
+    written("lake", record(), record("gru-fedavg", settings={}, rmse=3.0), simple)
+    assert lines("lake", "masked_rmse") == [
+        "last value | 9.000 | - | - | abc1234",
+        "gru-fedavg | 3.000 | fp32 | 1 | abc1234",
+        "cnfgnn-plus | 2.000 | tf32 | 1 | abc1234",
+    ]
+
+
 def test_a_seed_that_was_measured_twice_is_refused(written: Callable[..., None]) -> None:
     written("both", of_traffic("metr-la", commit="a"), of_traffic("metr-la", commit="b"))
     with pytest.raises(
