@@ -16,8 +16,6 @@ import time
 # Options of Linux's prctl: the signal that a process gets when its parent dies, and who gets its children.
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 NICER = 10  # how much lower the priority of a process is that makes way for others, as in nice(1)
-WAIT_POLICY, SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"  # environment variables of OpenMP
-FEW_SPINS = "5000"  # some tenths of a millisecond
 PARENT = "CNFGNN_PARENT"  # environment variable with the process id of the plan that started this process
 
 
@@ -61,18 +59,6 @@ def keep_freed_memory() -> bool:
         return False
     settings = ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 64 << 20))
     return all(mallopt(setting, value) == 1 for setting, value in settings)
-
-
-def share_processors() -> None:
-    """Let PyTorch's threads sleep soon when they wait for each other; call it before PyTorch is imported.
-
-    A thread of OpenMP that waits for another one checks 300,000 times, which takes milliseconds, before it
-    sleeps. If another program has the processor that the other one needs, all of that is lost, in each of the
-    thousands of operations of a round: beside one busy program, a training on two processors was more than
-    ten times as slow as alone (benchmarks/busy.py). Processes that we start inherit the setting.
-    """
-    if WAIT_POLICY not in os.environ:
-        os.environ.setdefault(SPINS, FEW_SPINS)
 
 
 def collect_garbage_regularly(every: float = 10.0) -> None:

@@ -23,7 +23,7 @@ from cnfgnn.cli.settings import methods, settings
 from cnfgnn.cli.studies import compare, reproduce
 from cnfgnn.cli.train import evaluate, forecast, runs, train
 from cnfgnn.errors import CnfgnnError, ConfigError, MachineError
-from cnfgnn.process_setup import end_with_parent, keep_freed_memory, share_processors
+from cnfgnn.process_setup import end_with_parent, keep_freed_memory
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=cnfgnn.__doc__
@@ -63,7 +63,6 @@ def main() -> None:
     try:
         end_with_parent()
         keep_freed_memory()
-        share_processors()
         app(standalone_mode=True)
     except CnfgnnError as problem:
         print(f"cnfgnn: {problem}", file=sys.stderr)
