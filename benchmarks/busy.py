@@ -45,8 +45,8 @@ def count(seconds: float, sensors: int) -> None:
 
 def measured(waiting: str, beside: bool, options: argparse.Namespace) -> float:
     """Minibatches a second in a process that waits in one of the two ways."""
-    ours = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # either would decide for both ways
-    environment = {name: text for name, text in os.environ.items() if name not in ours}
+    deciding = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # each would decide for both ways
+    environment = {name: text for name, text in os.environ.items() if name not in deciding}
     first = "cnfgnn" if waiting == OURS else "torch"  # what is imported first decides
     change = f"import {first}; from cnfgnn.process_setup import keep_freed_memory; keep_freed_memory()"
     program = f"{change}; from busy import count; count({options.seconds}, {options.sensors})"

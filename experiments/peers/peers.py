@@ -369,7 +369,7 @@ def main() -> None:
     parser.add_argument(
         "out",
         type=Path,
-        help="folder for the record, DATA-MODEL-SEED.json, with -as-truth and -square before SEED",
+        help="folder for the record: DATA-MODEL-SEED.json, or DATA-MODEL-as-truth-square-SEED.json",
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--epochs", type=int, help="fewer or more than published")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from cnfgnn.version import __version__ as __version__
 
-# Let PyTorch's threads sleep soon when they wait for each other; it reads this when it is imported. A thread
-# of OpenMP that waits for another one checks 300,000 times, which takes milliseconds, before it sleeps. If
-# another program has the processor that the other one needs, all of that is lost, in each of the thousands of
-# operations of a round: beside one busy program, a training on two processors was more than ten times as slow
-# as alone (benchmarks/busy.py). Processes that we start inherit the setting.
+# Let PyTorch's threads sleep soon when they wait for each other. OpenMP reads this when PyTorch is imported.
+# A thread that waits for another one checks 300,000 times, which takes milliseconds, before it sleeps. If a
+# busy program has the processor that the other one needs, all of that is lost, in each of the thousands of
+# operations of a round: a training on two processors was more than ten times as slow as alone
+# (benchmarks/busy.py). Processes that we start inherit the setting.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # some tenths of a millisecond
 

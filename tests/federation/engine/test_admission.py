@@ -117,7 +117,12 @@ def test_who_begins_with_an_answer_is_refused(running: tuple[Project, Kits]) -> 
     ):
         secure.sendall(handshake.encode_frame(Types.READY, ready))
         assert secure.recv(1) == b""
-    assert "refused a connection of south from 127.0.0.1: it did not say who it is" in log(made["server"])
+    refused = (
+        "refused a connection in the name of site south from 127.0.0.1: a process with the same certificate"
+    )
+    assert refused in log(made["server"])
+    told = handshake.ask_server(made["south"]).connection
+    assert "another process tried to connect with a copy of this kit" in handshake.copied_kit_warning(told)
 
 
 @pytest.mark.chaos

@@ -41,7 +41,7 @@ LOG_AGAIN_AFTER = 600.0  # seconds
 HEARTBEATS = (EventType.CLIENT_REGISTER_RECEIVED, EventType.CLIENT_HEARTBEAT_RECEIVED)
 COPIED_KIT = "another process with the same certificate is connected"
 REVOKED = "its certificate is revoked"
-NO_HELLO = "it did not say who it is"
+NO_HELLO = "a process with the same certificate began with an answer"  # a site's own never does
 
 
 class AdmissionControl(FLComponent):  # type: ignore[misc]
@@ -190,10 +190,12 @@ class SiteConnections:
 
     def _refuse_ready(self, connection: Any) -> None:
         """Refuse who begins with READY: the engine would admit it without any of the decisions above."""
-        certificate, address = handshake.peer_certificate(connection.conn), _address(connection)
-        site = handshake.common_name(certificate)
-        self._warn(site, address, f"refused a connection of {site} from {address}: {NO_HELLO}")
-        connection.conn.close()
+        owner = handshake.common_name(handshake.peer_certificate(connection.conn))
+        if owner in self.names:
+            self._refuse(connection, owner, NO_HELLO)
+        else:
+            self._refuse_stranger(_address(connection), NO_HELLO)
+            connection.conn.close()
 
     def _refuse_stranger(self, address: str, reason: str) -> None:
         """Record a connection whose certificate TLS rejected."""
