@@ -106,23 +106,39 @@ def test_a_silent_connection_does_not_block_others(running: tuple[Project, Kits]
         assert handshake.ask_server(made["south"]).server == "127.0.0.1"
 
 
-def test_who_begins_with_an_answer_is_refused(running: tuple[Project, Kits]) -> None:
-    """The engine admits whoever sends READY as it admits who was asked: no check of the kit would be made."""
-    project, made = running
-    context = handshake._tls_context(made["south"] / "startup")
-    ready = {HandshakeKeys.ENDPOINT_NAME: "south", HandshakeKeys.TIMESTAMP: time.time()}
+def send_first(project: Project, kit: Path, kind: int, name: str) -> None:
+    """Begin a connection with this frame, in this name; returns once the server has closed it."""
+    context = handshake._tls_context(kit / "startup")
+    content = {HandshakeKeys.ENDPOINT_NAME: name, HandshakeKeys.TIMESTAMP: time.time()}
     with (
         socket.create_connection(("127.0.0.1", project.server.port), timeout=60) as plain,
         context.wrap_socket(plain) as secure,
     ):
-        secure.sendall(handshake.encode_frame(Types.READY, ready))
-        assert secure.recv(1) == b""
+        secure.sendall(handshake.encode_frame(kind, content))
+        while secure.recv(4096):
+            pass
+
+
+def test_who_begins_with_an_answer_is_refused(running: tuple[Project, Kits]) -> None:
+    """The engine admits whoever sends READY as it admits who was asked: no check of the kit would be made."""
+    project, made = running
+    send_first(project, made["south"], Types.READY, "south")
     refused = (
         "refused a connection in the name of site south from 127.0.0.1: a process with the same certificate"
     )
     assert refused in log(made["server"])
     told = handshake.ask_server(made["south"]).connection
     assert "another process tried to connect with a copy of this kit" in handshake.copied_kit_warning(told)
+
+
+def test_a_blank_does_not_make_a_name_another_one(running: tuple[Project, Kits]) -> None:
+    """The engine removes blanks and would put the connection in the place of the site's own."""
+    project, made = running
+    wait_for(lambda: hears(made["north"]), "the server hears north")
+    for name, claimed in ((" north", " north"), ("north\n", "'north\\n'")):
+        send_first(project, made["north"], Types.HELLO, name)
+        assert f"refused north: it claims to be {claimed}" in log(made["server"])
+    wait_for(lambda: hears(made["north"]), "the server still hears north")
 
 
 @pytest.mark.chaos

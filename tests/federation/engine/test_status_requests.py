@@ -79,3 +79,26 @@ def test_a_revoked_site_has_time_to_ask_why_and_no_more(monkeypatch: pytest.Monk
     monkeypatch.setattr(admission.time, "monotonic", lambda: now + 1.1 * admission.ASKS_WITHIN)
     connections._close_revoked()
     assert refused == [works, asks, works]
+
+
+@pytest.mark.parametrize(
+    ("certificate", "serials", "told"),
+    [
+        ("north", {}, ("north", "a process with the same certificate began with an answer")),
+        ("north", {"1": "north"}, ("north", admission.REVOKED)),  # nobody has copied the kit that replaced it
+        ("operator@federation.cnfgnn", {}, ("", "it began with an answer")),
+    ],
+)
+def test_who_begins_with_an_answer_is_recorded_for_whom_it_concerns(
+    monkeypatch: pytest.MonkeyPatch, certificate: str, serials: dict[str, str], told: tuple[str, str]
+) -> None:
+    connections, connection = object.__new__(SiteConnections), Asking(certificate)
+    connections.names, connections.revoked = {"north"}, Revoked(serials, {})
+    refused: list[tuple[str, str]] = []
+    monkeypatch.setattr(connections, "_warn", lambda *_: None)
+    connections.status = SimpleNamespace(
+        record_refusal=lambda site, _, reason: refused.append((site, reason)),
+        record_stranger=lambda _, reason: refused.append(("", reason)),
+    )
+    connections._refuse_ready(connection)
+    assert (refused, connection.closed) == ([told], True)

@@ -213,7 +213,7 @@ def _process_problems(kit: Path, pid: int) -> list[Problem]:
     if strangers := status.get("strangers"):
         count = strangers["count"]
         connections = "1 connection was" if count == 1 else f"{count} connections were"
-        problems.append(Problem(f"{connections} refused because of the certificate, {_latest(strangers)}"))
+        problems.append(Problem(f"{connections} refused, {_latest(strangers)}"))
     return problems
 
 

@@ -29,7 +29,7 @@ class ServerStatus:
         """`scheduler_alive` tells whether the engine still starts tasks; None if that is unknown."""
         self.kit, self.scheduler_alive = kit, scheduler_alive
         self.sites: dict[str, dict[str, Any]] = read_server_status(kit).get("sites", {})
-        self.strangers: dict[str, Any] = {}  # connections without a valid certificate
+        self.strangers: dict[str, Any] = {}  # refused connections of no site that is known
         self._lock = threading.Lock()
         self._written_at, self._changed = 0.0, True
 

@@ -41,7 +41,7 @@ LOG_AGAIN_AFTER = 600.0  # seconds
 HEARTBEATS = (EventType.CLIENT_REGISTER_RECEIVED, EventType.CLIENT_HEARTBEAT_RECEIVED)
 COPIED_KIT = "another process with the same certificate is connected"
 REVOKED = "its certificate is revoked"
-NO_HELLO = "a process with the same certificate began with an answer"  # a site's own never does
+NO_HELLO = "began with an answer"  # a site's own process never does
 
 
 class AdmissionControl(FLComponent):  # type: ignore[misc]
@@ -126,7 +126,7 @@ class SiteConnections:
             _send_ready(connection, {"version": __version__, "unknown": True})
             return
         if owner not in self.names or FQCN.get_root(name) != owner:
-            admit()  # the server's own processes, its operator, and false names: the engine checks those
+            admit()  # the server's own processes and its operator; `message_checks` refuses false names
             return
         if asks:
             self._send_status(connection, owner, certificate, str(hello[handshake.STATUS_REQUEST]))
@@ -190,15 +190,18 @@ class SiteConnections:
 
     def _refuse_ready(self, connection: Any) -> None:
         """Refuse who begins with READY: the engine would admit it without any of the decisions above."""
-        owner = handshake.common_name(handshake.peer_certificate(connection.conn))
+        certificate = handshake.peer_certificate(connection.conn)
+        owner = handshake.common_name(certificate)
         if owner in self.names:
-            self._refuse(connection, owner, NO_HELLO)
+            revoked = self._is_revoked(owner, certificate)
+            reason = REVOKED if revoked else f"a process with the same certificate {NO_HELLO}"
+            self._refuse(connection, owner, reason)
         else:
-            self._refuse_stranger(_address(connection), NO_HELLO)
+            self._refuse_stranger(_address(connection), f"it {NO_HELLO}")
             connection.conn.close()
 
     def _refuse_stranger(self, address: str, reason: str) -> None:
-        """Record a connection whose certificate TLS rejected."""
+        """Record a refused connection of no known site, such as one with an expired certificate."""
         self.status.record_stranger(address, reason)
         self._warn("", address, f"refused a connection from {address}: {reason}")
 
