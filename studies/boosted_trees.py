@@ -11,7 +11,7 @@ before, the time of day, the day of the week and the sensor. Nothing in it is ra
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,17 +27,16 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.files.folder import load
 from cnfgnn.data.quality import clean
 from cnfgnn.data.windows import Split
-from cnfgnn.files import make_folder, write_whole
+from cnfgnn.errors import CnfgnnError
+from cnfgnn.files import check_can_be_written, writing_whole
 from cnfgnn.runs.baselines import DAY_S, Group, Prepared, all_baselines
-from cnfgnn.runs.events import plain
-from cnfgnn.runs.record import about
+from cnfgnn.runs.record import about, write_json
 from cnfgnn.runs.scores import Scores
 
 Floats = npt.NDArray[np.float64]
 
 SETTINGS = {"objective": "regression", "learning_rate": 0.05, "num_leaves": 63, "verbose": -1}
 TREES, PATIENCE = 1000, 30  # validation errors choose how many
-MISSING_HELP = "whether missing readings are left out, or count as the file has them (data.missing)"
 
 
 def boosted_trees(data: Dataset, config: DataConfig, predictions: Path | None = None) -> Scores:
@@ -46,7 +45,8 @@ def boosted_trees(data: Dataset, config: DataConfig, predictions: Path | None = 
     ahead = [_of_step(prepared, step) for step in range(config.horizon)]
     forecasts = torch.from_numpy(np.stack(ahead, axis=-1))  # (n w t)
     if predictions is not None:
-        as_table(data, prepared, forecasts).to_parquet(predictions)
+        with writing_whole(predictions) as file:
+            as_table(data, prepared, forecasts).to_parquet(file)
     return prepared.evaluate("test", lambda group, chunk: _part(forecasts, group, chunk))
 
 
@@ -117,20 +117,30 @@ def _absent(prepared: Prepared) -> npt.NDArray[np.bool_]:
     return prepared.series.absent(prepared.config.missing)
 
 
-def not_masked(missing: str) -> str:
-    """The part of a record's file name that tells treatments of missing readings apart."""
-    return "" if missing == "masked" else f"-{missing}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path, help="folder for a record of each")
-    parser.add_argument("--missing", choices=("masked", "as-truth"), default="masked", help=MISSING_HELP)
+    parser.add_argument(
+        "--missing",
+        choices=("masked", "as-truth"),
+        default="masked",
+        help="whether missing readings are left out, or count as the file has them (data.missing)",
+    )
     parser.add_argument("--predictions", type=Path, help="a .parquet file for the forecasts of the trees")
     given = parser.parse_args()
+    if given.predictions is not None and not find_spec("lightgbm"):
+        parser.error("--predictions: LightGBM is not installed: pip install cnfgnn[studies]")
+    try:
+        _run(given)
+    except CnfgnnError as problem:
+        sys.exit(str(problem))
+
+
+def _run(given: argparse.Namespace) -> None:
+    if given.predictions is not None:
+        check_can_be_written(given.predictions)
     data, config = load(given.data), DataConfig(missing=given.missing)
-    make_folder(given.out)
     begun = time.perf_counter()
     found = {}
     if find_spec("lightgbm"):
@@ -146,10 +156,12 @@ def main() -> None:
             "seed": None,
             **about(data.name, data.readings),
             "errors": scores.summary(),
+            "bytes": None,
+            "seconds": took,
         }
-        text = json.dumps(plain(record | {"bytes": None, "seconds": took}), indent=1, allow_nan=False) + "\n"
-        name = method.partition(",")[0].lower().replace(" ", "-") + not_masked(given.missing)
-        write_whole(given.out / f"{data.name}-{name}.json", text.encode())
+        name = method.partition(",")[0].lower().replace(" ", "-")
+        treated = "" if given.missing == "masked" else f"-{given.missing}"
+        write_json(given.out / f"{data.name}-{name}{treated}.json", record)
         errors = scores.overall
         print(f"{method}: RMSE {errors.rmse:.3f}, masked RMSE {errors.masked_rmse:.3f}")
 

@@ -15,7 +15,8 @@ records with the same treatment of missing readings. Without records in the firs
 
 `data-sets` shows experiments/data; `operations` recomputes the paper's. `attacks FOLDER` shows how near
 attacks came: the record of a run with its blur and, as `attacks`, the lines of `cnfgnn attack --json`.
-`paired FOLDER` shows comparisons of two runs over all steps, which `studies/paired.py --record` writes.
+`paired FOLDER masked` (or `unmasked`) shows comparisons of two runs over all steps, by these errors, which
+`studies/paired.py --record` writes.
 """
 
 from __future__ import annotations
@@ -115,10 +116,13 @@ def records(folders: str, *columns: str) -> Table | str:
         heads += [replace(one, key=f"{name} {one.key}", label=ahead + one.label) for one in shown]
     heads += [Column(PRECISION, "precision"), Column("seeds", "seeds"), Column("commit", "commit")]
     heads = [head for head in heads if any(row.get(head.key) is not None for row in rows)]
-    machines = " and ".join(sorted({record["machine"] for record in found}))
     told = [("data.missing", "masked" if masked else "as-truth"), *sorted(common)]
     settings = ", ".join(f"{key} = {value}" for key, value in told)
-    return Table("records", "Records", heads, rows, [f"Measured on {machines}; {settings}."])
+    return Table("records", "Records", heads, rows, [f"Measured on {_machines(found)}; {settings}."])
+
+
+def _machines(found: Sequence[Record]) -> str:
+    return " and ".join(sorted({record["machine"] for record in found}))
 
 
 def _kind(columns: Sequence[str]) -> bool:
@@ -278,7 +282,7 @@ def data_sets() -> Table:
 
 def attacks(folder: str) -> Table | str:
     """How near each attack came to the readings of the test split, for each blur of each data set."""
-    found = [json.loads(path.read_text()) for path in (RECORDS / folder).glob("*.json")]
+    found = _read(folder)
     if not found:
         return NONE_YET
     rows = []
@@ -290,14 +294,16 @@ def attacks(folder: str) -> Table | str:
     columns = [Column("data", "data"), Column("blur", "blur"), Column("rmse", "forecasts")]
     columns += [Column(label, shown, 2) for label, shown in ATTACKS.items()]
     columns += [Column("copy", "nearest, given the copy", 2), Column("commit", "commit")]
-    return Table(folder, folder, columns, rows, [f"Measured on {found[0]['machine']}."])
+    return Table(folder, folder, columns, rows, [f"Measured on {_machines(found)}."])
 
 
-def paired(folder: str) -> Table | str:
-    """Errors of two runs over all steps, with the interval of their difference and what it says."""
+def paired(folder: str, errors: str) -> Table | str:
+    """Masked or unmasked errors of two runs over all steps, with the interval of their difference and what it
+    says."""
     rows = []
-    for path in sorted((RECORDS / folder).glob("*.json")):
-        record = json.loads(path.read_text())
+    for record in _read(folder):
+        if record["error"].startswith("masked") != (errors == "masked"):
+            continue
         over_all, names = record["steps"]["all"], {"a is better": record["a"], "b is better": record["b"]}
         interval = f"{over_all['low']:+.3f} to {over_all['high']:+.3f}"
         rows.append(

@@ -16,7 +16,6 @@ part of this: compare several.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple
@@ -24,8 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from cnfgnn.files import make_folder, write_whole
-from cnfgnn.runs.record import commit
+from cnfgnn.runs.record import commit, write_json
 
 DRAWS, LEVEL = 2000, 0.95
 LEAST = 20  # days, or other blocks, from which something is said
@@ -33,8 +31,8 @@ KEY = ["sensor", "issued", "step"]
 
 
 class Row(NamedTuple):
-    """The errors of two runs at one step ahead, the interval of their difference from so many days, and what
-    it says."""
+    """The errors of two runs at one step ahead, the interval of their difference from so many days (with
+    `--days`, blocks of days), and what it says."""
 
     step: str
     a: float
@@ -46,7 +44,7 @@ class Row(NamedTuple):
     @property
     def verdict(self) -> str:
         if self.days < LEAST:
-            return f"too few days: {self.days}"
+            return f"too few to draw from: {self.days}"
         if self.low <= 0 <= self.high:
             return "no difference shown"
         return "a is better" if self.high < 0 else "b is better"
@@ -54,6 +52,8 @@ class Row(NamedTuple):
 
 def compare(a: pd.DataFrame, b: pd.DataFrame, metric: str, masked: bool, days: int, seed: int) -> list[Row]:
     """A row for each step ahead, and one for all of them."""
+    if (a["issued"].dt.tz is None) != (b["issued"].dt.tz is None):
+        raise SystemExit("the times of one file are in UTC, those of the other in no time zone")
     both = a.merge(b, on=KEY, suffixes=("_a", "_b"))
     both = both[both["observed_a"] if masked else both["truth_a"].notna()]
     if not len(both):
@@ -104,6 +104,9 @@ def main() -> None:
     given = parser.parse_args()
     if given.record is not None and given.data is None:
         parser.error("--record: say with --data what was forecast")
+    names = {"a": Path(given.a).stem, "b": Path(given.b).stem}
+    if given.record is not None and (given.days != 1 or names["a"] == names["b"]):
+        parser.error("--record: a table has single days, and two files that are named after what they are")
     read = [pd.read_parquet(path) for path in (given.a, given.b)]
     rows = compare(*read, given.metric, not given.unmasked, given.days, given.seed)
     print(f"{given.metric}, {'unmasked' if given.unmasked else 'masked'}; a: {given.a}, b: {given.b}\n")
@@ -114,11 +117,9 @@ def main() -> None:
         )
     if given.record is not None:
         error = given.metric if given.unmasked else f"masked_{given.metric}"
-        names = {"data": given.data, "a": Path(given.a).stem, "b": Path(given.b).stem, "error": error}
         steps = {row.step: row._asdict() | {"verdict": row.verdict} for row in rows}
-        record = {**names, "seed": given.seed, "commit": commit(), "steps": steps}
-        make_folder(given.record.parent)
-        write_whole(given.record, (json.dumps(record, indent=1) + "\n").encode())
+        about = {"data": given.data, **names, "error": error, "seed": given.seed, "commit": commit()}
+        write_json(given.record, about | {"steps": steps})
 
 
 if __name__ == "__main__":

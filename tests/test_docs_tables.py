@@ -180,7 +180,7 @@ def test_a_table_may_take_some_methods_of_several_folders(written: Callable[...,
 def test_without_records_in_the_first_folder_there_is_no_table(written: Callable[..., None]) -> None:
     written("ours", of_traffic("metr-la"))
     assert docs_tables.records("peers+ours", "rmse") == "*No records yet.*"
-    assert docs_tables.attacks("none") == docs_tables.paired("none") == "*No records yet.*"
+    assert docs_tables.attacks("none") == docs_tables.paired("none", "masked") == "*No records yet.*"
     assert lines("ours+peers", "rmse") == ["gru-fedavg | 2.000 | 1 | abc1234"]
 
 
@@ -285,8 +285,10 @@ def test_a_paired_comparison_names_the_better_one_or_none(written: Callable[...,
         names = {"data": "lake", "a": "ours", "b": "b", "error": "masked_mae", "commit": "abc1234"}
         return names | {"steps": {"all": over_all}}
 
-    written("pairs", compared(-1.5, -0.5, "a is better"), compared(-2.5, 0.5, "no difference shown"))
-    assert cells(docs_tables.paired("pairs")) == [
+    other = compared(-1.5, -0.5, "a is better") | {"error": "mae"}  # in a table of its own
+    written("pairs", other, compared(-1.5, -0.5, "a is better"), compared(-2.5, 0.5, "no difference shown"))
+    assert cells(docs_tables.paired("pairs", "masked")) == [
         "lake | masked MAE | ours: 2.000 | b: 3.000 | -1.000 (-1.500 to -0.500) | 60 | ours | abc1234",
         "lake | masked MAE | ours: 2.000 | b: 3.000 | -1.000 (-2.500 to +0.500) | 60 | not shown | abc1234",
     ]
+    assert len(cells(docs_tables.paired("pairs", "unmasked"))) == 1

@@ -13,7 +13,6 @@ import argparse
 import copy
 import functools
 import importlib
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -37,11 +36,9 @@ from cnfgnn.data.graph import Graph
 from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.windows import Split, check_splits
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.files import make_folder, write_whole
 from cnfgnn.forecasters.weekly_profile import SLOTS
 from cnfgnn.runs.baselines import Prepared
-from cnfgnn.runs.events import plain
-from cnfgnn.runs.record import about
+from cnfgnn.runs.record import about, write_json
 from cnfgnn.runs.scores import Scores
 
 AT_ONCE = 1024  # windows in a forward pass without gradients: bounds memory
@@ -356,12 +353,6 @@ def file_name(data: str, model: str, missing: str, loss: str, seed: int) -> str:
     return "-".join([data, model, *told, str(seed)]) + ".json"
 
 
-def write(path: Path, found: Mapping[str, Any]) -> None:
-    """Write a record; its folder is made."""
-    make_folder(path.parent)
-    write_whole(path, (json.dumps(plain(found), indent=1, allow_nan=False) + "\n").encode())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model", choices=PEERS)
@@ -419,7 +410,7 @@ def _run(given: argparse.Namespace) -> None:
         parameters=sum(weight.numel() for weight in model.parameters()),
         packages={name: version(name) for name in PACKAGES},
     )
-    write(given.out / file_name(data.name, given.model, given.missing, given.loss, given.seed), found)
+    write_json(given.out / file_name(data.name, given.model, given.missing, given.loss, given.seed), found)
     errors = trained.scores.overall
     print(f"{peer.name}: masked MAE {errors.masked_mae:.3f}, masked RMSE {errors.masked_rmse:.3f}")
 

@@ -139,11 +139,47 @@ def test_a_comparison_is_recorded_for_the_tables(tmp_path: Path, monkeypatch: py
     assert found["steps"]["all"]["verdict"] == "a is better"
 
 
+@pytest.mark.parametrize("more", [["--days", "7"], ["--data", "lake", "lake/a.parquet"]])
+def test_a_record_has_single_days_of_two_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    files = [str(tmp_path / "a.parquet"), *more[2:]] if more[2:] else ["a.parquet", "b.parquet"]
+    record = ["--record", str(tmp_path / "record.json"), "--data", "lake"]
+    monkeypatch.setattr("sys.argv", ["paired.py", *files, *record, *more[:2]])
+    with pytest.raises(SystemExit):
+        main()
+    assert "two files that are named after what they are" in capsys.readouterr().err
+
+
+def test_times_with_and_without_a_zone_are_not_compared() -> None:
+    here, utc = forecasts(1, 1, 25), forecasts(1, 1, 25)
+    utc["issued"] = utc["issued"].dt.tz_localize("UTC")
+    with pytest.raises(SystemExit, match="the times of one file are in UTC"):
+        compare(here, utc, "rmse", masked=True, days=1, seed=0)
+
+
+def test_trees_refuse_bad_places_and_data_before_they_grow(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boosted_trees, "find_spec", lambda _: True)  # as if LightGBM were installed
+    monkeypatch.setattr(boosted_trees, "boosted_trees", lambda *_: pytest.fail("it trains"))
+    file = str(tmp_path / "none" / "trees.parquet")
+    for data, problem in ((trained.parent, "there is no such folder"), (tmp_path / "no", "no")):
+        monkeypatch.setattr("sys.argv", ["x", str(data), str(tmp_path / "records"), "--predictions", file])
+        with pytest.raises(SystemExit, match=problem):
+            boosted_trees.main()
+        file = str(tmp_path / "trees.parquet")
+    monkeypatch.setattr(boosted_trees, "find_spec", lambda _: None)
+    with pytest.raises(SystemExit):
+        boosted_trees.main()
+    assert not Path(file).exists()
+
+
 def test_nothing_is_said_from_a_few_days() -> None:
     """A single day would have intervals without any width."""
     for days in (1, 19):
         rows = compare(forecasts(1, 1, days), forecasts(2, 2, days), "rmse", masked=True, days=1, seed=0)
-        assert {row.verdict for row in rows} == {f"too few days: {days}"}
+        assert {row.verdict for row in rows} == {f"too few to draw from: {days}"}
 
 
 def test_days_are_drawn_as_a_whole() -> None:

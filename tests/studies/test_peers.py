@@ -15,6 +15,7 @@ import cnfgnn
 from cnfgnn.config.settings import DataConfig, Missing
 from cnfgnn.data.batch import Batch
 from cnfgnn.runs.baselines import Prepared
+from cnfgnn.runs.record import write_json
 from studies import docs_tables
 
 DATA = cnfgnn.city(sensors=3, days=2, dropout=0.2)
@@ -96,8 +97,8 @@ def test_what_was_cut_off_says_so_in_its_record_and_in_tables(
     found = trained(StandIn(), seconds=0.0)
     assert (found.epochs, found.cut_off) == (1, 0.0)
     monkeypatch.setattr(docs_tables, "RECORDS", tmp_path)
-    peers.write(tmp_path / "peers" / "a.json", peers.record(PEER, DATA, found, {}, seed=1))
-    peers.write(tmp_path / "peers" / "b.json", peers.record(PEER, DATA, trained(StandIn()), {}, seed=1))
+    write_json(tmp_path / "peers" / "a.json", peers.record(PEER, DATA, found, {}, seed=1))
+    write_json(tmp_path / "peers" / "b.json", peers.record(PEER, DATA, trained(StandIn()), {}, seed=1))
     table = docs_tables.records("peers", "masked_mae")
     assert not isinstance(table, str)
     assert [row["method"] for row in table.rows] == [

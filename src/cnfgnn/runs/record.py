@@ -21,7 +21,7 @@ from cnfgnn.config.settings import SETTINGS, Config
 from cnfgnn.data.description import checksum
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError
-from cnfgnn.files import write_whole
+from cnfgnn.files import make_folder, write_whole
 from cnfgnn.runs.events import plain
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Scores
@@ -48,7 +48,13 @@ def write_record(run: Run, readings: Readings, scores: Scores) -> None:
         "rounds": {"best": best.r_g, "all": len(run.progress.history)},
         "seconds": round(sum(event.get("seconds", 0.0) for event in events), 1),
     }
-    write_whole(run.folder / FILE, (json.dumps(plain(record), indent=1, allow_nan=False) + "\n").encode())
+    write_json(run.folder / FILE, record)
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a record, whatever it is of; its folder is made."""
+    make_folder(path.parent)
+    write_whole(path, (json.dumps(plain(record), indent=1, allow_nan=False) + "\n").encode())
 
 
 def about(name: str, readings: Readings) -> dict[str, Any]:
