@@ -121,6 +121,12 @@ def test_its_settings_are_listed_changed_checked_and_written(average: cnfgnn.Met
     assert Config().with_changes(settings_of(config)) == config  # as a task carries them to a server
 
 
+def test_a_run_whose_package_is_not_installed_says_what_to_do() -> None:
+    saved = {"method": "neighbour-attention-2", "own.heads": 3}
+    with pytest.raises(ConfigError, match="there is no neighbour-attention-2 here: install the package that"):
+        Config().with_changes(saved)
+
+
 def test_a_configuration_without_it_is_written_as_before() -> None:
     assert "own" not in toml.dump(Config())
 

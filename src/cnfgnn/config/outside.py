@@ -69,6 +69,13 @@ def names() -> list[str]:
     return known if _only is None else [name for name in known if name in _only]
 
 
+def is_missing(name: str) -> bool:
+    """Whether this might be a method of a package that is not installed here."""
+    from cnfgnn.config.presets import METHOD_SETTINGS
+
+    return name not in METHOD_SETTINGS and name not in names()
+
+
 def load_only(methods: Iterable[str]) -> None:
     """Have this process use no method of another package but these, whatever it is asked for."""
     global _only
