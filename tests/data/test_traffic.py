@@ -32,7 +32,7 @@ def npz(folder: Path, name="PEMS04", values=VALUES) -> Path:
 
 
 def basicts(folder: Path, values=VALUES, **changes) -> Path:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     values = values.astype(np.float32)
     values[..., 1] = (np.array([[23 * 60 + 50], [23 * 60 + 55], [0], [65], [70]]) / 1440).astype(np.float32)
     values.tofile(folder / "data.dat")
@@ -67,6 +67,64 @@ def test_basicts_keeps_the_gaps_that_its_time_of_day_shows(tmp_path):
     expected = ["03-01T23:50", "03-01T23:55", "03-02T00:00", "03-02T01:05", "03-02T01:10"]
     assert [str(time)[5:16] for time in data.readings.times] == expected
     assert data.graph.edges == 3
+
+
+def parts_of(folder: Path, lengths=(3, 1, 1), **changes) -> Path:
+    """The same data in the layout of BasicTS since 1.0, in three parts of these lengths."""
+    basicts(folder)
+    whole = np.fromfile(folder / "data.dat", dtype=np.float32).reshape(5, 3, 2)
+    (folder / "data.dat").unlink()
+    (folder / "desc.json").unlink()
+    times = np.stack([np.zeros(5, np.float32), whole[:, 0, 1]], axis=1)
+    described = {"shape": [5, 3], "timestamps_description": ["day of week", "time of day"]}
+    (folder / "meta.json").write_text(json.dumps(DESCRIPTION | described | changes))
+    ends = np.cumsum(lengths)
+    for name, end, length in zip(("train", "val", "test"), ends, lengths, strict=True):
+        np.save(folder / f"{name}_data.npy", whole[end - length : end, :, 0])
+        np.save(folder / f"{name}_timestamps.npy", times[end - length : end])
+    return folder
+
+
+def test_basicts_since_1_0_is_the_same_data_in_three_parts(tmp_path):
+    assert fingerprint(load(parts_of(tmp_path / "new" / "METR-LA"))) == fingerprint(
+        load(basicts(tmp_path / "old" / "METR-LA"))
+    )
+    without = load(parts_of(tmp_path / "METR-LA", timestamps_description=["day of week"]))
+    assert str(without.readings.times[-1]) == "2012-03-01T00:20:00"
+
+
+BAD_PARTS = {
+    "lost": (lambda folder: (folder / "val_data.npy").unlink(), "val_data.npy: cannot be read as rows"),
+    "objects": (
+        lambda folder: np.save(folder / "val_data.npy", np.array([[Path("/")]])),
+        "val_data.npy: cannot be read as rows of numbers",
+    ),
+    "short": (
+        lambda folder: np.save(folder / "val_data.npy", np.ones((2, 3))),
+        "have the shape (6, 3), not (5, 3) as in meta.json",
+    ),
+    "wide": (
+        lambda folder: np.save(folder / "test_data.npy", np.ones((1, 4))),
+        "train_data.npy: has not as many columns as the other parts",
+    ),
+    "times": (
+        lambda folder: np.save(folder / "test_timestamps.npy", np.ones((2, 2))),
+        "are not the times of the data",
+    ),
+    "described": (
+        lambda folder: (folder / "meta.json").write_text("{}"),
+        "does not describe data of BasicTS by name, shape, timestamps_description",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "sentence"), BAD_PARTS.values(), ids=BAD_PARTS.keys())
+def test_bad_parts_of_basicts_are_told_in_a_sentence(tmp_path, damage, sentence):
+    folder = parts_of(tmp_path / "METR-LA")
+    damage(folder)
+    with pytest.raises(DataError) as caught:
+        load(folder)
+    assert sentence in str(caught.value)
 
 
 def test_a_pickled_matrix_is_read_without_trusting_it(tmp_path):
@@ -181,3 +239,9 @@ def test_a_cut_that_is_refused_leaves_nothing(tmp_path, monkeypatch, options, se
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "mine").touch()
     assert "already exists" in said("data", "cut", "lake", "part", fails=True)
+
+
+def test_a_folder_of_a_pems_file_is_told_to_give_its_path(tmp_path):
+    npz(tmp_path)
+    with pytest.raises(DataError, match=r"no readings: give the path of PEMS04\.npz"):
+        load(tmp_path)

@@ -449,7 +449,9 @@ def _unknown(config: Config, key: str) -> ConfigError:
     if first == outside.OWN:
         own = [s.key for s in declarations(config).values() if s.key.startswith(f"{first}.")]
         if not own and outside.is_missing(config.method):
-            return ConfigError("method", f"there is no {config.method} here: install the package that offers it")
+            return ConfigError(
+                "method", f"there is no {config.method} here: install the package that offers it"
+            )
         problem = "has no such setting" if own else "has no settings of its own"
         return ConfigError(key, f"{config.method} {problem}", own)
     if first in SECTIONS:

@@ -163,7 +163,8 @@ def _readings_of(folder: Path, live: bool) -> Path | None:
     if not files and has_variables(folder):
         return None
     if not files:
-        raise DataError(folder, f"the folder has no readings: it needs {READINGS_FILES}")
+        needs = next((f"give the path of {file.name}" for file in sorted(folder.glob("*.npz"))), None)
+        raise DataError(folder, f"the folder has no readings: {needs or f'it needs {READINGS_FILES}'}")
     return files[0]
 
 

@@ -2,7 +2,9 @@
 
     PEMS04.npz   (T n k) numbers called data; the distances are beside it in PEMS04.csv, the ids of PEMS03 in
                  PEMS03.txt
-    data.dat     BasicTS: (T n k) float32, described by desc.json; adj_mx.pkl or adj_mx.npy is beside it
+    data.dat     BasicTS: (T n k) float32, described by desc.json; adj_mx.pkl or adj_mx.npy is beside it. From
+                 1.0 on: train_data.npy, val_data.npy and test_data.npy (T n), times of the same three names,
+                 and meta.json
 
 Neither holds dates, so that only data sets whose first day is known can be read. Zeros are missing readings
 (but stay in the values), as in METR-LA.
@@ -13,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,8 @@ from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import UNNAMED, Readings
 from cnfgnn.errors import ConfigError, DataError
 
-BASICTS, DESCRIPTION = "data.dat", "desc.json"
+BASICTS = {"desc.json": "data.dat", "meta.json": "train_data.npy"}  # readings, by what describes them
+PARTS = ("train", "val", "test")
 FIRST_DAYS: Mapping[str, str] = {
     "METR-LA": "2012-03-01",
     "PEMS-BAY": "2017-01-01",
@@ -39,11 +43,12 @@ FIRST_DAYS: Mapping[str, str] = {
 STEP_MINUTES, DAY_MINUTES = 5, 1440
 CHANNELS = ("flow", "occupancy", "speed")  # of PEMS04 and PEMS08; the other two have the first
 Numbers = npt.NDArray[np.float32]
+Shares = npt.NDArray[np.float64]
 
 
 def is_basicts(folder: Path) -> bool:
     """Whether a folder is one of BasicTS."""
-    return (folder / BASICTS).is_file() and (folder / DESCRIPTION).is_file()
+    return any((folder / file).is_file() and (folder / name).is_file() for name, file in BASICTS.items())
 
 
 def read_npz(path: Path, options: ReadingOptions) -> Dataset:
@@ -74,38 +79,97 @@ def read_npz(path: Path, options: ReadingOptions) -> Dataset:
 
 def read_basicts(folder: Path, options: ReadingOptions) -> Dataset:
     """A folder as BasicTS distributes it; its first feature is forecast."""
-    path, described = folder / BASICTS, folder / DESCRIPTION
-    name, shape, features = _description(described)
-    _channel(path, features[:1], options)
-    if path.stat().st_size != 4 * math.prod(shape):
-        raise DataError(path, f"is not as large as the shape {shape} in {DESCRIPTION}")
-    whole = np.memmap(path, dtype=np.float32, mode="r", shape=shape)
-    ids, graph = _matrix(folder, "adj_mx.pkl", tuple(map(str, range(shape[1]))))
+    name = next(
+        name for name, file in BASICTS.items() if (folder / name).is_file() and (folder / file).is_file()
+    )
+    description, path = _Description.read(folder / name), folder / BASICTS[name]
+    _channel(path, description.variables, options)
+    values, share = (_of_one_file if path.suffix == ".dat" else _of_parts)(path, description)
+    ids, graph = _matrix(folder, "adj_mx.pkl", tuple(map(str, range(values.shape[1]))))
     clock = None
-    if "time of day" in features:
-        share = np.asarray(whole[:, 0, features.index("time of day")], np.float64)
+    if share is not None:
         if not ((share >= 0) & (share < 1)).all():
             raise DataError(path, "its time of day is not a share of the day, from 0 to below 1")
         clock = np.rint(share * DAY_MINUTES)
-    readings = _readings(path, name, np.array(whole[..., 0]), ids, clock)
+    readings = _readings(path, description.name, values, ids, clock)
     return Dataset(folder.absolute().name, readings, graph)
 
 
-def _description(path: Path) -> tuple[str, tuple[int, int, int], Sequence[str]]:
-    """Name, shape and features of a data set of BasicTS."""
+@dataclass(frozen=True)
+class _Description:
+    """What BasicTS says of a data set: name, shape, names of variables, and where the time of day stands."""
+
+    name: str
+    shape: tuple[int, ...]
+    variables: Sequence[str]
+    time_of_day: int | None
+
+    @classmethod
+    def read(cls, path: Path) -> _Description:
+        of_times = "feature_description" if path.name == "desc.json" else "timestamps_description"
+        try:
+            found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            shape = tuple(int(length) for length in found["shape"])
+            features = [str(feature) for feature in found[of_times]]
+            minutes = int(found["frequency (minutes)"])
+            if min(shape) < 1 or len(shape) not in (2, 3) or not features:
+                raise ValueError("shape")
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            wanted = f"name, shape, {of_times} and frequency (minutes)"
+            told = f"does not describe data of BasicTS by {wanted} ({reason(problem)})"
+            raise DataError(path, told) from None
+        if minutes != STEP_MINUTES:
+            raise DataError(path, f"has a reading every {minutes} minutes; only {STEP_MINUTES} can be read")
+        place = features.index("time of day") if "time of day" in features else None
+        return cls(str(found.get("name", "")), shape, features[:1] if path.name == "desc.json" else [], place)
+
+
+def _of_one_file(path: Path, description: _Description) -> tuple[Numbers, Shares | None]:
+    """Readings (T n) and the time of day of each row, if it is known."""
+    shape, place = description.shape, description.time_of_day
+    if len(shape) != 3 or (place or 0) >= shape[2] or path.stat().st_size != 4 * math.prod(shape):
+        raise DataError(path, f"is not as large as the shape {shape} in desc.json")
+    whole = np.memmap(path, dtype=np.float32, mode="r", shape=shape)
+    share = None if place is None else np.asarray(whole[:, 0, place], np.float64)
+    return np.array(whole[..., 0]), share
+
+
+def _of_parts(path: Path, description: _Description) -> tuple[Numbers, Shares | None]:
+    """The same from a file for each split."""
+    place = description.time_of_day
+    values = _joined(path)
+    if values.shape != description.shape[:2]:
+        problem = (
+            f"and the other parts have the shape {values.shape}, not {description.shape} as in meta.json"
+        )
+        raise DataError(path, problem)
+    if place is None:
+        return values, None
+    times = _joined(path.with_name("train_timestamps.npy"))
+    if len(times) != len(values) or place >= times.shape[1]:
+        raise DataError(
+            path.with_name("train_timestamps.npy"), "and the other parts are not the times of the data"
+        )
+    return values, times[:, place].astype(np.float64)
+
+
+def _joined(first: Path) -> Numbers:
+    """The rows of all parts, of which one file is the first."""
+    parts = [_array(first.with_name(first.name.replace(PARTS[0], part, 1))) for part in PARTS]
+    if len({part.shape[1] for part in parts}) > 1:
+        raise DataError(first, "has not as many columns as the other parts")
+    return np.concatenate(parts)
+
+
+def _array(path: Path) -> Numbers:
+    """(T n), from an array (T n) or (T n k), of which the first of k is taken."""
     try:
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        rows, sensors, count = (int(length) for length in found["shape"])
-        features = [str(feature) for feature in found["feature_description"]]
-        minutes = int(found["frequency (minutes)"])
-        if min(rows, sensors) < 1 or not 1 <= len(features) <= count:
-            raise ValueError("shape")
-    except (OSError, ValueError, KeyError, TypeError) as problem:
-        wanted = "name, shape, feature_description and frequency (minutes)"
-        raise DataError(path, f"does not describe data of BasicTS by {wanted} ({reason(problem)})") from None
-    if minutes != STEP_MINUTES:
-        raise DataError(path, f"has a reading every {minutes} minutes; only {STEP_MINUTES} can be read")
-    return str(found.get("name", "")), (rows, sensors, count), features
+        found = np.load(path, allow_pickle=False)
+        if found.ndim not in (2, 3) or found.dtype.kind not in "fiu":
+            raise ValueError(f"{found.dtype} of shape {found.shape}")
+    except Exception as problem:  # numpy raises any exception for a damaged file
+        raise DataError(path, f"cannot be read as rows of numbers ({reason(problem)})") from None
+    return np.asarray(found if found.ndim == 2 else found[..., 0], dtype=np.float32)
 
 
 def _readings(
