@@ -197,6 +197,9 @@ def test_a_sweep_is_chosen_by_validation_and_only_the_chosen_one_shows_its_test_
     assert all(shown in printed for shown in ("4.500", "5.200", "7.625"))
     assert "3.125" not in printed
     assert printed.endswith("chosen by validation: chosen\n")
+    monkeypatch.setenv("COLUMNS", "80")
+    _print_choice("sweep", [line(f"{'a' * 40}{name}", [4.0, 5.0], 3.0) for name in ("b", "c")])
+    assert "…" not in capsys.readouterr().out  # a name is folded, not cut
     assert Plan.read(EXPERIMENTS / "choose.toml").choose == "validation"
     with pytest.raises(ConfigError, match=r"choose: .* cannot choose by 'test'.*validation"):
         plan(tmp_path, 'choose = "test"\n' + TINY)

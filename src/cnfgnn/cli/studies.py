@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from cnfgnn.cli import progress
 from cnfgnn.cli.settings import LIKE_HELP
@@ -68,7 +68,7 @@ ERRORS = ("masked_rmse", "masked_mae", "rmse")
 def _print_errors(name: str, rows: Sequence[Row], baselines: Mapping[str, Scores]) -> None:
     """The test errors of every line, below those of the baselines."""
     table = Table(
-        "method",
+        Column("method", overflow="fold"),
         "masked RMSE",
         "masked MAE",
         "RMSE",
@@ -94,7 +94,8 @@ def _print_choice(name: str, rows: Sequence[Row]) -> Row:
     best = chosen(rows)
     errors = ("masked RMSE", "masked MAE", "RMSE")
     title = f"{name}: validation errors, {_of_seeds(len(best.runs))}"
-    table = Table("candidate", *errors, "bytes", *(f"test {error}" for error in errors), title=title)
+    candidate = Column("candidate", overflow="fold")  # names of a grid differ at their ends
+    table = Table(candidate, *errors, "bytes", *(f"test {error}" for error in errors), title=title)
     for row in rows:
         figures = [progress.number(row.median(figure, validation=True)) for figure in ERRORS]
         tests = [progress.number(row.median(figure)) if row is best else "" for figure in ERRORS]
