@@ -15,6 +15,7 @@ records with the same treatment of missing readings. Without records in the firs
 
 `data-sets` shows experiments/data; `operations` recomputes the paper's. `attacks FOLDER` shows how near
 attacks came: the record of a run with its blur and, as `attacks`, the lines of `cnfgnn attack --json`.
+`intervals FOLDERS` shows how good the ranges of the records in some folders are, for each data set.
 `paired FOLDER masked` (or `unmasked`) shows comparisons of two runs over all steps, by these errors, which
 `studies/paired.py --record` writes.
 """
@@ -297,6 +298,32 @@ def attacks(folder: str) -> Table | str:
     return Table(folder, folder, columns, rows, [f"Measured on {_machines(found)}."])
 
 
+def intervals(folders: str) -> Table | str:
+    """Coverage and mean width of ranges of 80 and 95 %, for each method and data set."""
+    found = [one for part in folders.split("+") for one in _read(part) if one["errors"].get("intervals")]
+    if not found:
+        return NONE_YET
+    rows = []
+    for line in _lines(found):
+        for name, of_data in line.of.items():
+            row: dict[str, Any] = {"data": _title(name), "method": _label(line.method)}
+            for level in ("80", "95"):
+                ranges = [one["errors"]["intervals"][level] for one in of_data]
+                row |= {
+                    f"{level} {key}": Mean.of(one[key] for one in ranges) for key in ("coverage", "width")
+                }
+            of_this = Line(line.method, line.settings, {name: of_data})
+            rows.append(row | {"seeds": of_this.seeds(), "commit": ", ".join(of_this.commits())})
+    columns = [Column("data", "data"), Column("method", "method")]
+    for level in ("80", "95"):
+        columns += [
+            Column(f"{level} coverage", f"coverage of {level} %", 1, share=True, spread=False),
+            Column(f"{level} width", f"width of {level} %", 2),
+        ]
+    columns += [Column("seeds", "seeds"), Column("commit", "commit")]
+    return Table("intervals", "Intervals", columns, rows, [f"Measured on {_machines(found)}."])
+
+
 def paired(folder: str, errors: str) -> Table | str:
     """Masked or unmasked errors of two runs over all steps, with the interval of their difference and what it
     says."""
@@ -328,6 +355,7 @@ def paired(folder: str, errors: str) -> Table | str:
 TABLES: Mapping[str, Callable[..., Table | str]] = {
     "records": records,
     "attacks": attacks,
+    "intervals": intervals,
     "paired": paired,
     "data-sets": data_sets,
     "operations": operations_of_a_node,

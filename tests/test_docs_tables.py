@@ -292,3 +292,15 @@ def test_a_paired_comparison_names_the_better_one_or_none(written: Callable[...,
         "lake | masked MAE | ours: 2.000 | b: 3.000 | -1.000 (-2.500 to +0.500) | 60 | not shown | abc1234",
     ]
     assert len(cells(docs_tables.paired("pairs", "unmasked"))) == 1
+
+
+def test_ranges_of_each_data_set_have_a_row(written: Callable[..., None]) -> None:
+    levels = {"80": {"coverage": 0.79, "width": 2.0}, "95": {"coverage": 0.9545, "width": 4.0}}
+    wide = {level: found | {"width": 3 * found["width"]} for level, found in levels.items()}
+    records = [of_traffic("metr-la"), of_traffic("metr-la", seed=2), of_traffic("metr-la", "gru-local")]
+    for one, ranges in zip(records, (levels, wide, None), strict=True):
+        one["errors"]["intervals"] = ranges
+    written("ranges", *records)
+    row = "METR-LA 7 | gru-fedavg | 79.0% | 4.00 ± 2.83 | 95.5% | 8.00 ± 5.66 | 1, 2 | abc1234"
+    assert cells(docs_tables.intervals("ranges")) == [row]
+    assert docs_tables.intervals("none") == "*No records yet.*"
