@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import pytest
 
-AUCKLAND = Path(__file__).parents[1] / "examples" / "auckland.py"
+from cnfgnn.data.files.folder import load
+
+ROOT = Path(__file__).parents[1]
+AUCKLAND, PREPARE = ROOT / "examples" / "auckland.py", ROOT / "experiments" / "data" / "prepare.py"
 
 
 def test_nights_of_the_aucklanders_belong_to_the_next_date() -> None:
@@ -27,3 +33,46 @@ def test_nights_of_the_aucklanders_belong_to_the_next_date() -> None:
     assert [str(time)[5:13] for time in found.index[[0, 17, 18, 20, 23, 24]]] == [
         "07-01 06", "07-01 23", "07-02 00", "07-02 03", "07-02 06", "07-02 07",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["molene", "montevideo-bus"])
+def test_other_data_sets_are_made_of_what_their_publishers_distribute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    listed = next(PREPARE.parent.glob(f"{name}-*.csv"))
+    ids = pd.read_csv(listed, dtype=str)["id"].tolist()
+    times = pd.date_range("2014-01-01" if name == "molene" else "2020-10-01", periods=30, freq="h")
+    numbers = {
+        sensor: [round(place + 0.1 * hour, 2) for hour in range(30)] for place, sensor in enumerate(ids)
+    }
+    source = tmp_path / "source"
+
+    def publish(without: str = "") -> None:
+        shown = [sensor for sensor in [*sorted(ids), "9999"] if sensor != without]
+        if name == "molene":
+            rows = [
+                (t, s, c + 273.15)
+                for s in shown
+                for t, c in zip(times, numbers.get(s, [0] * 30), strict=True)
+            ]
+            pd.DataFrame(rows, columns=["date", "numer_sta", "t"]).to_csv(source, index=False)
+        else:
+            nodes = [{"bus_stop": int(sensor), "y": numbers.get(sensor, [0] * 30)} for sensor in shown]
+            source.write_text(json.dumps({"nodes": nodes}))
+
+    def prepare(out: Path) -> None:
+        monkeypatch.setattr("sys.argv", ["prepare.py", name, str(source), str(out)])
+        runpy.run_path(str(PREPARE), run_name="__main__")
+
+    publish()
+    prepare(tmp_path / name)
+    data = load(tmp_path / name)
+    assert list(data.readings.ids) == ids
+    assert [str(time)[:13] for time in data.readings.times[[0, -1]]] == [
+        f"{time:%Y-%m-%dT%H}" for time in times[[0, -1]]
+    ]
+    np.testing.assert_allclose(data.readings.values, np.array(list(numbers.values())).T, atol=1e-5)
+    publish(without=ids[3])
+    with pytest.raises(SystemExit, match=f"has no sensor {ids[3]}, which {listed.name} lists"):
+        prepare(tmp_path / "again")
+    assert not (tmp_path / "again").exists()
