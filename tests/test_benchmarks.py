@@ -81,7 +81,9 @@ def test_the_kinds_of_operations_make_up_each_phase() -> None:
     assert all(value > 0 for value in seconds["large products"][2:])
     assert seconds["sigmoid and tanh"][0] > 0 == seconds["sigmoid and tanh"][4]  # embed has no gates
     whole = seconds.pop("all")[-1]
-    assert sum(row[-1] for row in seconds.values()) == pytest.approx(whole, rel=0.5)  # of another round
+    assert (
+        sum(row[-1] for row in seconds.values()) >= 0.95 * whole
+    )  # of another round; "the rest" is not negative
 
 
 def test_a_product_with_bias_and_relu_is_a_product(monkeypatch: pytest.MonkeyPatch) -> None:

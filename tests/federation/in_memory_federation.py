@@ -21,12 +21,13 @@ from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server.status import read_status
 from cnfgnn.federation.server.task import serve
-from cnfgnn.federation.site.nodes import SiteNodes
+from cnfgnn.federation.site.nodes import NOT_READ_YET, SiteNodes
 from cnfgnn.federation.site.owner import FORECASTS
 from cnfgnn.federation.task import Task, settings_of
 from cnfgnn.transports.remote.endpoint import Endpoint
 from cnfgnn.transports.remote.messages import Unreachable
 from tests.federation.known_keys import known_keys
+from tests.waiting import wait_for
 
 SITES: Mapping[str, Sequence[int]] = {"north": [0], "south": [1, 2], "west": [3, 4, 5]}
 
@@ -63,6 +64,7 @@ class InMemoryFederation:
         """Run a task; return its final status."""
         for name in self.sites:
             self.restart(name)
+        wait_until_read(self.ends)
         serve(self.server, task, self, lambda: self.stop())
         return self.status
 
@@ -118,6 +120,13 @@ class InMemoryFederation:
 
     def _file(self, name: str) -> Path:
         return self.folder / "example" / "data" / name / "readings.csv"
+
+
+def wait_until_read(ends: Mapping[str, Endpoint]) -> None:
+    """Until the sites have read their files: a task may wait for them for a second only."""
+    wait_for(
+        lambda: all(end.about().get("problem") != NOT_READ_YET for end in ends.values()), "files are read"
+    )
 
 
 def with_row(frame: pd.DataFrame, steps: int, times: float = 1.0) -> pd.DataFrame:

@@ -38,6 +38,7 @@ from tests.federation.site_processes import engine_of, workers_of
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
+ALL_COME = 240.0  # seconds that a task waits for its sites, where it needs all of them
 SITES: Mapping[str, Sequence[int]] = {"north": [0], "south": [1, 2], "west": [3, 4, 5, 6, 7]}
 
 # The engine leaves the sockets of a session to the garbage collector.
@@ -84,7 +85,7 @@ class RunningFederation:
             within=300.0,
         )
 
-    def end(self, timeout: float = 240.0) -> Mapping[str, Any]:
+    def end(self, timeout: float = 600.0) -> Mapping[str, Any]:
         assert self.worker is not None
         self.worker.join(timeout)
         assert not self.worker.is_alive(), self.status
@@ -124,7 +125,7 @@ class RunningFederation:
         fault_injection.inject(self.kits[name], fault_injection.PHASES[phase], "block", number)
         self.until(blocked.exists, f"{name} is blocked in phase {phase}")
 
-    def until(self, condition: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
+    def until(self, condition: Callable[[], bool], what: str, timeout: float = 300.0) -> None:
         """Wait for a condition while the task runs; fail as soon as the task fails."""
 
         def holds() -> bool:

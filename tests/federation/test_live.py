@@ -229,7 +229,8 @@ def test_a_site_whose_readings_are_late_is_not_waited_for_after_the_deadline(sit
     step = sites.send("north", "south")
     made = sites.forecasts(step, "north", "south")
     assert all(told["quality"] == "full" for told in made["south"]["sensors"].values())
-    assert sites.live_status["sites"]["west"]["step"] != step
+    due = ("due", int(np.datetime64(step, "s").astype(int)))
+    assert sites.said["west"].get(due, {"present": 0})["present"] == 0
     assert sites.next_forecasts() == everywhere(sites, FULL)
 
 

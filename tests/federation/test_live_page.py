@@ -227,8 +227,11 @@ def test_a_site_tells_its_owner_how_its_service_is() -> None:
 
 @needs_browser
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-def test_the_page_follows_the_federation(driver: Any, kit: LiveKit, width: int, dark: bool) -> None:
+def test_the_page_follows_the_federation(
+    driver: Any, kit: LiveKit, width: int, dark: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("selenium.webdriver")
+    monkeypatch.setattr(server_status, "OLD_AFTER", 1e6)  # the kit's status is written once
     page = BrowserWindow(driver)
     page.complaints()  # of another test
     with LivePage(kit.folder, "127.0.0.1", 0, retrain_every=86_400.0) as served:

@@ -27,6 +27,7 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.transports.remote.endpoint import Endpoint
 from cnfgnn.transports.remote.messages import Unreachable
 from tests.conftest import network, small
+from tests.federation.in_memory_federation import wait_until_read
 from tests.federation.live_federation import ABSENT, LiveFederation
 from tests.waiting import wait_for
 
@@ -43,6 +44,7 @@ class Beside:
         for name in sites.sites:
             nodes = SiteNodes(sites.kits[name], live=True)
             self.ends[name] = Endpoint(nodes.join, nodes.describe)
+        wait_until_read(self.ends)
 
     def ask(self, site: str, request: bytes, timeout: float) -> bytes:
         if site in self.sites.unreachable:

@@ -15,7 +15,13 @@ from cnfgnn.federation.task import Task
 from cnfgnn.runs.training_loop import Phase
 from tests.federation import fault_injection
 from tests.federation.reference_training import assert_same, config, simulated
-from tests.federation.running_federation import ENGINE_WARNINGS, SITES, city_on_disk, running_federation
+from tests.federation.running_federation import (
+    ALL_COME,
+    ENGINE_WARNINGS,
+    SITES,
+    city_on_disk,
+    running_federation,
+)
 
 pytestmark = ENGINE_WARNINGS
 
@@ -26,7 +32,7 @@ def test_killed_processes_of_sites_and_a_killed_server_do_not_change_the_result_
 ) -> None:
     data, c = city_on_disk(tmp_path / "city", days=2), config(4)
     with running_federation(tmp_path, data, min_sites=3, faults=True) as sites:
-        sites.begin_training(c)
+        sites.begin_training(c, wait=ALL_COME)
         sites.block("north", 1)
         sites.kill_job("north")
         sites.block("south", 2)
@@ -46,7 +52,7 @@ def test_killed_processes_of_sites_and_a_killed_server_do_not_change_the_result_
             sites.end()
         interrupted = sites.run().progress
         assert interrupted.phase == Phase(len(interrupted.history) + 1, 1)
-        sites.begin(Task("train", "one", resume=True))
+        sites.begin(Task("train", "one", resume=True, wait=ALL_COME))
         result = sites.end()
         logs = [log.read_text() for name in SITES for log in sites.kits[name].glob("engine/*/log.txt")]
         assert logs

@@ -20,6 +20,7 @@ from tests.federation.reference_training import (
     simulated,
 )
 from tests.federation.running_federation import (
+    ALL_COME,
     ENGINE_WARNINGS,
     SITES,
     RunningFederation,
@@ -42,7 +43,7 @@ def test_training_evaluation_and_forecasts_equal_the_simulators(tmp_path: Path) 
         for name in SITES:  # as in the simulator: otherwise the server has errors without trust
             settings = sites.kits[name] / "local" / "site.toml"
             settings.write_text(settings.read_text() + "tell_errors = true\n")
-        result = sites.train(c)
+        result = sites.train(c, wait=ALL_COME)
         run, expected = sites.run(), simulated(data, c)
         assert run.finished
         assert_same(run, expected)

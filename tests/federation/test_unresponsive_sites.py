@@ -15,7 +15,7 @@ from cnfgnn.cli.sites import SiteLines
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.operator import tasks as task_client
-from cnfgnn.federation.operator.tasks import connected_sites, run_task
+from cnfgnn.federation.operator.tasks import run_task
 from cnfgnn.federation.task import Task, settings_of
 from cnfgnn.runs.training_loop import GONE_AFTER
 from tests.federation.reference_training import config
@@ -27,6 +27,8 @@ from tests.federation.running_federation import (
     every_process,
     running_federation,
 )
+from tests.federation.two_site_federation import connected
+from tests.waiting import wait_for
 
 STARTS_WITHIN = 10.0  # seconds, instead of 30
 pytestmark = ENGINE_WARNINGS
@@ -108,7 +110,7 @@ def test_a_task_is_given_up_in_time_if_no_site_answers_and_no_resume_is_suggeste
     sites: RunningFederation, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task_client, "STARTS_WITHIN", STARTS_WITHIN)
-    sites.until(lambda: len(connected_sites(sites.server)) == len(SITES), "all are connected")
+    wait_for(lambda: connected(sites.server) == set(SITES), "all are connected")
     everyone = [pid for name in SITES for pid in every_process(sites.kits[name])]
     assert len(everyone) >= 2 * len(SITES)
     task = Task("train", "never", settings=settings_of(config(2)), wait=5.0)

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -88,19 +89,22 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 class Ticking(Unwatched):
-    """Writes a byte into a pipe at every minibatch."""
+    """Writes a byte into a pipe at every minibatch, and waits at the last of so many."""
 
-    def __init__(self, pipe: int) -> None:
-        self.pipe = pipe
+    def __init__(self, pipe: int, minibatches: int) -> None:
+        self.pipe, self.left = pipe, minibatches
 
     def tick(self) -> None:
         os.write(self.pipe, b".")
+        self.left -= 1
+        if self.left == 0:
+            time.sleep(600)  # until it is killed
 
 
 def killed_after(folder: Path, minibatches: int) -> bool:
     """Go on with the run in a process and kill it once it has begun so many; whether it was still alive."""
     reading, writing = os.pipe()
-    child = in_a_process(lambda: train_run(Run.open(folder), DATA, Ticking(writing)))
+    child = in_a_process(lambda: train_run(Run.open(folder), DATA, Ticking(writing, minibatches)))
     os.close(writing)
     for _ in range(minibatches):
         if not os.read(reading, 1):

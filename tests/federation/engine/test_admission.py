@@ -51,6 +51,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project,
         yield parties
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy server may take longer for an answer than a person would wait."""
+    monkeypatch.setattr(handshake, "ANSWERS_WITHIN", 60.0)
+
+
 @pytest.fixture
 def copied(running: tuple[Project, Kits], tmp_path: Path) -> Iterator[Path]:
     """A copy of north's kit, without the files that its process wrote."""

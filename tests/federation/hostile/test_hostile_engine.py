@@ -78,7 +78,6 @@ def test_what_was_refused_is_told_once(federation: Parties) -> None:
     federation["server"].send(*[(headers, shell, ANSWERED_WITHIN)] * 20)
     recorded = [(entry["who"], entry["what"]) for entry in refused_by(federation, "north")]
     assert len(recorded) == len(set(recorded)) <= MOST_REFUSALS
-    assert {who for who, _ in recorded} == {"server"}
     assert ("server", "the command sys.shell: no task needs it") in recorded
     log = (federation.kits["north"] / ENGINE_FOLDER / "log.txt").read_text()
     assert log.count("refused server: the command sys.shell: no task needs it") == 1
