@@ -24,6 +24,7 @@ from cnfgnn.cli.main import app
 from cnfgnn.errors import DataError, MachineError
 from cnfgnn.runs.folder import Run
 from tests.commands import COMMAND, ENVIRONMENT, said
+from tests.waiting import WITHIN, wait_for
 
 SMALL = [f"--set=model.{name}=4" for name in ("hidden", "embedding")] + ["--set=model.gn_widths=[6, 5]"]
 
@@ -294,16 +295,9 @@ def long_run(out: Path, *more: str) -> list[str]:
     return [*COMMAND, "train", "--out", str(out), *tiny, *SMALL, *more]
 
 
-def wait_for(condition: object, process: subprocess.Popen[bytes], seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert process.poll() is None, "the process ended before its time"
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.02)
-
-
-def rounds_of(folder: Path) -> int:
-    return len(Run.open(folder).progress.history) if (folder / "manifest.json").exists() else 0
+def has_trained(rounds: int, folder: Path, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None, "the process ended before its time"
+    return (folder / "manifest.json").exists() and len(Run.open(folder).progress.history) >= rounds
 
 
 @pytest.mark.slow
@@ -311,13 +305,13 @@ def rounds_of(folder: Path) -> int:
 def test_ctrl_c_ends_cleanly_and_nothing_is_lost(number: signal.Signals, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(long_run(out), stderr=subprocess.PIPE, env=ENVIRONMENT)
-    wait_for(lambda: rounds_of(out) >= 2, process)
+    wait_for(lambda: has_trained(2, out, process), "two rounds")
     process.send_signal(number)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert b"Traceback" not in errors
     assert f"train --resume {out}".encode() in errors
-    assert rounds_of(out) >= 2
+    assert len(Run.open(out).progress.history) >= 2
 
 
 @pytest.mark.slow
@@ -325,7 +319,7 @@ def test_two_processes_cannot_train_one_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(long_run(out), stderr=subprocess.DEVNULL, env=ENVIRONMENT)
     try:
-        wait_for(lambda: rounds_of(out) >= 1, process)
+        wait_for(lambda: has_trained(1, out, process), "a round")
         second = subprocess.run(
             [*COMMAND, "train", "--resume", str(out)], capture_output=True, env=ENVIRONMENT
         )
@@ -357,7 +351,7 @@ def test_a_terminal_gets_a_bar_with_rate_best_and_time_left(tmp_path: Path) -> N
     )
     os.close(terminal)
     shown = b""
-    end = time.monotonic() + 300
+    end = time.monotonic() + WITHIN
     try:
         while not (b"best RMSE" in shown and b"minibatches/s" in shown and b"at most" in shown):
             assert time.monotonic() < end, shown[-2000:]

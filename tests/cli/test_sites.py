@@ -9,6 +9,7 @@ import pytest
 from cnfgnn.cli import sites
 from cnfgnn.cli.sites import SiteLines, headline
 from cnfgnn.federation.server.status import STARTING, task_status
+from tests.waiting import wait_for
 
 
 def site(**changes: Any) -> dict[str, Any]:
@@ -115,10 +116,9 @@ def test_a_command_says_something_every_few_seconds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sites, "QUIET_FOR", 0.1)
-    watcher, said = SiteLines(), ""
+    watcher = SiteLines()
     try:
-        watcher.say("train one: connecting to the server")
-        while "connecting to the server, for " not in said:  # a server that does not answer yet
-            said += capsys.readouterr().err
+        watcher.say("train one: connecting to the server")  # which does not answer yet
+        wait_for(lambda: "connecting to the server, for " in capsys.readouterr().err, "it says so again")
     finally:
         watcher.end()

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from cnfgnn.studies.plan import Plan, network_of
 from cnfgnn.studies.tables import Column, Table
 from tests import commands
 from tests.commands import ENVIRONMENT, Unobserved
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -256,7 +256,7 @@ def started(tmp_path: Path) -> Iterator[Callable[[int], subprocess.Popen[bytes]]
         command = [*COMMAND, "strategies", *TINY, "--set=training.rounds=400", "--set=training.patience=400"]
         command += ["--jobs", str(jobs), "--out", str(tmp_path)]
         processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, env=ENVIRONMENT))
-        _wait_for(lambda: len(_begun(tmp_path)) >= jobs)
+        wait_for(lambda: len(_begun(tmp_path)) >= jobs, "every job has trained a round")
         return processes[-1]
 
     yield start
@@ -290,7 +290,7 @@ def test_processes_end_with_a_plan_that_is_killed(
     process.wait()
     owners = _owners(tmp_path)
     assert len(owners) == 2
-    _wait_for(lambda: not any(map(_alive, owners)))
+    wait_for(lambda: not any(map(_alive, owners)), "its processes end")
 
 
 def _begun(folder: Path) -> list[str]:
@@ -301,13 +301,6 @@ def _begun(folder: Path) -> list[str]:
 
 def _owners(folder: Path) -> list[int]:
     return [int(lock.read_text()) for lock in folder.glob("runs/*/lock")]
-
-
-def _wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.05)
 
 
 def _alive(process: int) -> bool:

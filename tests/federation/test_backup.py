@@ -324,22 +324,22 @@ def test_a_backup_without_the_copies_does_not_replace_an_earlier_one(kit: Path) 
 
 def test_a_backup_is_consistent_while_copies_are_made(tmp_path: Path) -> None:
     store, readings = CopyStore(tmp_path / "own"), network(n=3, rows=400).readings
-    over = threading.Event()
+    copied = threading.Event()
 
     def copy_on() -> None:
         for sensor in (*readings.ids, *readings.ids):
             store.blur(readings.select([sensor]), 5.0)
-        over.set()
+        copied.set()
 
     thread = threading.Thread(target=copy_on)
     thread.start()
     counts = []
-    while not over.is_set() or not counts:
+    while thread.is_alive() or not counts:
         store.snapshot(tmp_path / f"{len(counts)}")
         taken = CopyStore(tmp_path / f"{len(counts)}")
         counts.append(taken.count())
         assert sum(len(known) for _, known in taken.each()) == counts[-1]
-    thread.join()
+    assert copied.is_set()
     assert counts == sorted(counts)
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.studies.execute import finished_rows, run_plan
 from cnfgnn.studies.plan import Plan
 from tests.commands import A_PLAN, Unobserved
+from tests.waiting import wait_for
 
 TINY = A_PLAN
 
@@ -155,9 +155,7 @@ def test_a_plan_that_is_killed_goes_on_and_leaves_no_process_behind(tmp_path: Pa
     read(tmp_path, TINY.replace("rounds = 2", "rounds = 10", 1))
     command = [sys.executable, "-m", "cnfgnn", "compare", "plan.toml", "--out", "runs", "--jobs", "2"]
     running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 300
-    while not _rounds(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: _rounds(tmp_path), "a round")
     running.send_signal(signal.SIGTERM)
     assert running.wait(timeout=300) == 130
     owners = [int(lock.read_text()) for lock in tmp_path.glob("runs/*/lock") if lock.read_text().strip()]
