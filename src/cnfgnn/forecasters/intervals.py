@@ -365,13 +365,20 @@ def _with_ends(knots: Tensor, sizes: Tensor, mean: Tensor) -> tuple[Tensor, Tens
 
 def _quantiles(values: Tensor, known: Tensor, shares: Floats) -> Tensor:
     """(... b), (k,) -> (... k): quantiles of the known values; NaN where none is known."""
-    ordered = torch.where(known, values, torch.inf).sort(dim=-1).values
+    ordered = _sorted(torch.where(known, values, torch.inf))
     last = known.sum(-1, keepdim=True) - 1
     place = torch.from_numpy(shares).to(values) * last.clamp(min=0)
     low = place.floor().long()
     high = torch.minimum(low + 1, last.clamp(min=0))
     below, above = ordered.gather(-1, low), ordered.gather(-1, high)
     return torch.where(last < 0, torch.nan, below + (place - low) * (above - below))
+
+
+def _sorted(values: Tensor) -> Tensor:
+    """Ascending along the last axis. On a processor, NumPy sorts several times as fast as PyTorch."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1))
+    return values.sort(dim=-1).values
 
 
 def _filled(knots: Tensor) -> Tensor:
