@@ -10,8 +10,9 @@ A mark names a table and what it shows:
 
 `records FOLDERS COLUMNS` has a line for each method and group of settings in experiments/records/FOLDER; put
 the `record.json` of a run there, under any name. `FOLDER:METHOD,METHOD` takes these methods alone, in their
-small size. Columns are those of `COLUMNS` below. A table shows masked or unmasked errors, never both, of
-records with the same treatment of missing readings. Without records in the first folder there is no table.
+small size, and `@DATA` after the columns this data set alone. Columns are those of `COLUMNS` below. A table
+shows masked or unmasked errors, never both, of records with the same treatment of missing readings. Without
+records in the first folder there is no table.
 
 `data-sets` shows experiments/data; `operations` recomputes the paper's. `attacks FOLDER` shows how near
 attacks came: the record of a run with its blur and, as `attacks`, the lines of `cnfgnn attack --json`.
@@ -36,7 +37,7 @@ from cnfgnn.config.presets import LIKES
 from cnfgnn.config.settings import SETTINGS
 from cnfgnn.errors import ConfigError
 from cnfgnn.studies.costs import operations_of_a_node
-from cnfgnn.studies.published import FRACTIONS, INDUCTIVE_RMSE, NETWORKS, TEST_RMSE
+from cnfgnn.studies.published import COSTS, FRACTIONS, INDUCTIVE_RMSE, NETWORKS, TEST_RMSE
 from cnfgnn.studies.tables import Column, Mean, Table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +51,11 @@ COLUMNS = {
     "unseen_rmse": Column("unseen_rmse", "RMSE of unseen sensors"),
     "published": Column("published", "published"),
     "bytes": Column("bytes", "MB per node", 1),
+    "gib": Column("gib", "GiB", 3),
+    "published_gib": Column("published_gib", "published GiB", 3),
+    "best": Column("best", "best rounds"),
 }
+ERRORS = [key for key in COLUMNS if key.endswith(("rmse", "mae", "published"))]
 ATTACKS = {  # labels of `cnfgnn attack` and what a page calls them
     "guess: each sensor's mean": "guess: its mean",
     "whole series at once": "whole series",
@@ -98,8 +103,12 @@ def _made(mark: str) -> str:
 
 def records(folders: str, *columns: str) -> Table | str:
     """Test errors of the records in some folders, mean and spread over seeds, with their commits."""
+    of_data = [column[1:] for column in columns if column.startswith("@")]
+    columns = tuple(column for column in columns if not column.startswith("@"))
     masked = _kind(columns)
     parts = [[one for one in _read(part) if _is_masked(one) == masked] for part in folders.split("+")]
+    if of_data:
+        parts = [[one for one in part if one["data"]["name"] in of_data] for part in parts]
     if not parts[0]:
         return NONE_YET
     found = [record for part in parts for record in part]
@@ -128,7 +137,7 @@ def _machines(found: Sequence[Record]) -> str:
 
 def _kind(columns: Sequence[str]) -> bool:
     """Whether a table shows masked errors."""
-    kinds = {column.startswith("masked") for column in columns if column != "bytes"}
+    kinds = {column.startswith("masked") for column in columns if column in ERRORS}
     if len(kinds) != 1:
         raise SystemExit(f"masked and unmasked errors never share a table: {' '.join(columns)}")
     return kinds.pop()
@@ -165,14 +174,19 @@ def _row(line: Line, common: set[tuple[str, str]], columns: Sequence[str]) -> di
     return row | {"seeds": line.seeds(), "commit": ", ".join(line.commits())}
 
 
-def _figure(of_data: Sequence[Record], column: str) -> Mean | float | None:
+def _figure(of_data: Sequence[Record], column: str) -> Mean | float | str | None:
     """What a column shows of the records of one line and data set."""
     if column == "published":
         return _published(of_data[0])
-    if column == "bytes":
+    if column == "published_gib":
+        return _published_gib(of_data[0])
+    if column == "best":
+        return ", ".join(str(one["rounds"]["best"]) for one in sorted(of_data, key=lambda one: one["seed"]))
+    if column in ("bytes", "gib"):
         if not of_data[0]["bytes"] or not of_data[0]["bytes"]["per_node"]:
             return None  # nothing was sent
-        return Mean.of(one["bytes"]["per_node"] / one["data"]["sensors"] / 1e6 for one in of_data)
+        sent = [(one["bytes"]["per_node"], one["data"]["sensors"]) for one in of_data]
+        return Mean.of(all_nodes / (1e6 * nodes if column == "bytes" else 2**30) for all_nodes, nodes in sent)
     of, error = ("unseen", "rmse") if column == "unseen_rmse" else ("overall", column)
     return Mean.of(record["errors"][of][error] for record in of_data)
 
@@ -185,6 +199,15 @@ def _published(record: Record) -> float | None:
         return TEST_RMSE.get(like, {}).get((method, _size(record)))
     figures = INDUCTIVE_RMSE.get(like, {}).get(method)
     return figures[FRACTIONS.index(seen)] if figures and seen in FRACTIONS else None
+
+
+def _published_gib(record: Record) -> float | None:
+    """What the paper's training of a method with small models sent until its best round."""
+    like, method = _like(record["data"]["name"]), record["method"]
+    small = [
+        cost for cost in COSTS if (cost.data, cost.method) == (like, method) and cost.parameters < 100_000
+    ]
+    return small[0].gib if small else None
 
 
 def _order(row: Mapping[str, Any], error: str, by_share: bool) -> tuple[Any, ...]:

@@ -84,7 +84,7 @@ def against_blur(records: list[dict[str, Any]]) -> Figure:
         attacked.plot(blurs, [nearest(one) for one in of_data], "o-", color=colour(k), markersize=4.5)
     most = max(one["blur"] for one in records)
     attacked.plot([0, most], [0, most], "--", color=INK, linewidth=0.9, label="the copy itself: the blur")
-    cost.set(title="Forecasts", ylabel="test RMSE, change from no blur, %", ylim=(-5, 5))
+    cost.set(title="Forecasts", ylabel="test RMSE, change from no blur, %", ylim=(-1, 6))
     attacked.set(title="Nearest attack", ylabel="RMSE of the readings it finds, mph", ylim=(0, 10))
     for axes in (cost, attacked):
         axes.set_xlabel("blur, mph")

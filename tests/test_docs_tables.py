@@ -115,6 +115,24 @@ def test_published_errors_stand_beside_ours_on_both_data_sets(written: Callable[
     ]
 
 
+def test_bytes_of_all_nodes_stand_beside_the_published_ones_of_one_data_set(
+    written: Callable[..., None],
+) -> None:
+    def run(like: str, seed: int, best: int) -> dict[str, Any]:
+        sent, rounds = {"per_node": best * 2**30, "per_site": 1}, {"best": best, "all": 9}
+        return of_traffic(like, "at-fedavg", seed=seed, bytes=sent, rounds=rounds)
+
+    written("both", run("metr-la", 2, 8), run("metr-la", 1, 6), run("pems-bay", 1, 2))
+    columns = ("rmse", "gib", "published_gib", "best")
+    assert lines("both", *columns, "@metr-la-7") == [
+        "at-fedavg (CNFGNN) | 2.000 ± 0.000 | 7.000 ± 1.414 | 222.246 | 6, 8 | 1, 2 | abc1234"
+    ]
+    assert lines("both", *columns, "@pems-bay-7") == [
+        "at-fedavg (CNFGNN) | 2.000 | 2.000 | 237.654 | 2 | 1 | abc1234"
+    ]
+    assert docs_tables.records("both", *columns, "@lake") == "*No records yet.*"
+
+
 def test_a_method_that_two_commits_measured_on_two_data_sets_has_one_line(
     written: Callable[..., None],
 ) -> None:
