@@ -22,7 +22,7 @@ from cnfgnn.federation.project import read_project
 from cnfgnn.federation.site.copies import RECORD
 from cnfgnn.federation.site.readings import SiteData, digest
 from cnfgnn.federation.site.settings import PRIVATE, private_folder, read_site
-from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore
+from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, TWO_COPIES, CopyStore
 from cnfgnn.transports.remote.endpoint import Terms
 from tests.conftest import network
 from tests.federation.two_site_federation import write_project
@@ -192,9 +192,9 @@ def test_a_lost_key_or_copy_stops_the_site(kit: Path, lost: str) -> None:
     for path in folder.glob(f"{lost}*"):
         path.unlink()
     kept = sorted(path.name for path in folder.iterdir())
-    with pytest.raises(RunError, match=r"restore .* from a backup.*two copies of a reading reveal it"):
+    with pytest.raises(RunError, match=rf"restore .* from a backup.*{TWO_COPIES}"):
         site_data(kit)
-    with pytest.raises(RunError, match="two copies of a reading reveal it"):
+    with pytest.raises(RunError, match=TWO_COPIES):
         list(check_site_alone(kit))
     assert sorted(path.name for path in folder.iterdir()) == kept
 

@@ -1,12 +1,12 @@
 """The blurred copy of an owner's readings: drawn once and kept forever. Whatever is sent is computed from it.
 
-A second copy of the same reading, with fresh noise or with the same noise at another sigma, would reveal the
-reading. So the first copy is final: it is on disk before anybody uses it, and a correction of the
-reading, a change of its unit or another sigma does not change it. A new sigma applies to readings that have
-no copy yet.
+A second copy of the same reading would tell more than the blur allows; with the same noise at another sigma
+it would reveal the reading. So the first copy is final: it is on disk before anybody uses it, and a
+correction of the reading, a change of its unit or another sigma does not change it. A new sigma applies to
+readings that have no copy yet.
 
 If copies are lost, nobody knows which readings were corrected after they were copied, and the same noise on
-another value gives both away. So what has no copy in the backup is retired: it never gets one.
+another value reveals the correction. So what has no copy in the backup is retired: it never gets one.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ UNNAMED_KEY_FILE = "key.new"  # a key that the database may not know yet
 COPIES_FILE = "copies.sqlite"
 LAST_FILE = "copies.sqlite.last"  # which copies were added last: an older database does not know them
 KEY, COUNT, RETIRED = "key", "count", "retired"  # names in the table `about`
+TWO_COPIES = "two copies of a reading tell more than the blur allows"
 WAITS_FOR = 60.0  # seconds, while another process of the owner writes copies
 # Readings are stored in blocks: reading millions of rows, one for each of them, would take a minute.
 BLOCK = 1 << 18  # seconds, about three days
@@ -515,5 +516,5 @@ def fingerprint_of(key: bytes) -> str:
 def _lost(what: str, state: str = "missing") -> str:
     return (
         f"{what} is {state}: restore this folder from a backup, as cnfgnn federation restore does. Copies"
-        " must not be made again: two copies of a reading reveal it"
+        f" must not be made again: {TWO_COPIES}"
     )

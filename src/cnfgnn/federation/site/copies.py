@@ -20,7 +20,7 @@ from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.settings import private_folder, settings_file
 from cnfgnn.federation.spans import format_time
 from cnfgnn.files import read_json, read_json_or_empty
-from cnfgnn.privacy.copies import RETIRED, Copies, CopyStore, write_private
+from cnfgnn.privacy.copies import RETIRED, TWO_COPIES, Copies, CopyStore, write_private
 from cnfgnn.privacy.inputs import check_input_blurs
 from cnfgnn.privacy.truth_and_copy import READINGS, Blurring
 
@@ -275,7 +275,7 @@ def _warnings(folder: Path, plan: SitePlan, kit: Path) -> list[str]:
         warnings.append(
             f"a NEW key was made, in {folder}. If these readings have taken part in a federation before, stop"
             f" this site now, delete this folder and {kit / 'local' / RECORD}, and set `private` in"
-            f" {settings_file(kit)} to the folder of the old key: two copies of a reading reveal it"
+            f" {settings_file(kit)} to the folder of the old key: {TWO_COPIES}"
         )
     if folder.is_relative_to(os.path.abspath(kit)):
         warnings.append(
@@ -290,7 +290,7 @@ def _older(found: str) -> str:
     return (
         f"holds copies of {found}: the newer ones are lost."
         " Restore the site from its newest backup (cnfgnn federation restore SITE FILE), which retires the"
-        " readings that have no copy in it. Copies must not be made again: two copies of a reading reveal it"
+        f" readings that have no copy in it. Copies must not be made again: {TWO_COPIES}"
     )
 
 
@@ -306,5 +306,5 @@ def _gone(remembered: Mapping[str, object]) -> str:
         f"the key and the blurred copies that this site has used are not here; they were in"
         f" {remembered.get('folder')}: move that folder here, set `private` in local/site.toml to where it"
         " is, or restore the site from a backup, the newest one (cnfgnn federation restore SITE FILE). Copies"
-        " must not be made again: two copies of a reading reveal it"
+        f" must not be made again: {TWO_COPIES}"
     )
