@@ -7,17 +7,21 @@ import http.client
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from cnfgnn.cli import progress
+from cnfgnn.cli import progress, sites
+from cnfgnn.cli.federation_live import _follow_live
 from cnfgnn.cli.federation_live_status import live_lines, service_lines
 from cnfgnn.cli.sites import SiteLines, headline, sites_table, status_view
 from cnfgnn.errors import StorageError
+from cnfgnn.federation.operator import tasks
 from cnfgnn.federation.operator.live.page import ASSETS, LivePage
 from cnfgnn.federation.operator.live.state import live_state
 from cnfgnn.federation.server import status as server_status
-from cnfgnn.federation.server.status import STATUS, StatusFile, read_status, task_status, when_old
+from cnfgnn.federation.server.status import STATUS, StatusFile, read_status, task_status
+from cnfgnn.federation.task import Task
 from tests.browser import BrowserWindow, needs_browser
 from tests.federation.live_kit import NEW, RUN, SECRET, SENSORS, VERDICT, LiveKit
 from tests.live.small_service import Client
@@ -55,7 +59,12 @@ def test_a_status_that_the_server_could_not_write_is_not_taken_for_the_present(
     assert ("No space left on device" in told["old"]) == full
     assert {site["reachable"] for site in told["sites"].values()} == {False}
     assert {site["quality"] for site in told["sites"].values()} == {"not known"}
-    task = task_status(when_old(kit.folder, status_of(kit)))
+    watcher = Mock()
+    monkeypatch.setattr(sites, "sites_watcher", lambda: watcher)
+    status = read_status(kit.folder)
+    monkeypatch.setattr(tasks, "keep_live", lambda kit, task, watch, say: watch(status))
+    _follow_live(kit.folder, Task("live", RUN))
+    task = task_status(watcher.call_args.args[0])
     assert "100 s old" in headline(task)
     assert ("disk is full" in headline(task)) == full
     assert {site.problem for site in task.sites.values()} == {"the status of the task is old"}

@@ -117,9 +117,7 @@ def _follow_live(kit: Path, task: Task) -> Mapping[str, Any]:
         watcher({**when_old(kit, status), "federation": live_state(kit)})
 
     try:
-        return keep_live(
-            kit, task, lambda status: watcher({**status, "federation": live_state(kit)}), watcher.say
-        )
+        return keep_live(kit, task, show, watcher.say)
     finally:
         watcher.end()
 

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 MANY = 1000  # with more sensors, a page shows all of them on the map but only some in full
 OF_EACH_KIND = 12
-KINDS = ("named", "highest", "typical", "lowest")
 
 
 def sensors_in_full(

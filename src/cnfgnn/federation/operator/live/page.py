@@ -29,7 +29,6 @@ from cnfgnn.federation.operator.live.state import live_state
 from cnfgnn.live.web.page_files import HTML, SHARED, STYLE, scripts
 from cnfgnn.live.web.pages import Door, Handler, Pages, QuietServer, Stream, answer, event
 
-PORT = 8708
 TOKEN = "page-token"  # in the server's kit
 OWN = files("cnfgnn.federation.operator.live") / "assets"
 ASSETS = {

@@ -11,7 +11,6 @@ requests calls the rest.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -43,8 +42,6 @@ GRACE = 6.0  # seconds after a step's deadline in which its embedding may still 
 # half of that for a site that does not answer
 SILENT_AFTER = 4.0  # seconds without a sign of the server after which it counts as unreachable
 OLDEST_EMBEDDING = 3  # steps: an older one makes forecasts worse than none (benchmarks/embedding_age.py)
-
-log = logging.getLogger(__name__)
 
 
 class Ready(NamedTuple):
