@@ -38,8 +38,7 @@ def adopt_orphans() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    if (prctl := getattr(ctypes.CDLL(None), "prctl", None)) is not None:  # on Linux
-        prctl(option, value)
+    ctypes.CDLL(None).prctl(option, value)
 
 
 @functools.cache

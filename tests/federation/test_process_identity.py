@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from psutil import _pslinux
 
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.process_identity import identity, is_running
@@ -29,10 +30,9 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def set_clock_forward(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """As on Linux: the boot time, from which the start of a process is derived, moves too."""
-    linux = pytest.importorskip("psutil._pslinux")
-    shown = linux.boot_time()
-    monkeypatch.setattr(linux, "boot_time", lambda: shown + seconds)
+    """The boot time, from which the start of a process is derived, moves too."""
+    shown = _pslinux.boot_time()
+    monkeypatch.setattr(_pslinux, "boot_time", lambda: shown + seconds)
 
 
 def test_a_process_is_recognised_whatever_the_clock_shows(

@@ -1,8 +1,8 @@
 """Recognising a process by more than its id.
 
 The system gives the ids of ended processes to new ones, so an id alone is not enough. The start time of a
-process does not help either: it is derived from the wall clock and moves whenever the clock is set. On Linux
-the kernel counts the ticks from boot to the start of each process, and every boot has an id of its own.
+process does not help either: it is derived from the wall clock and moves whenever the clock is set. The
+kernel counts the ticks from boot to the start of each process, and every boot has an id of its own.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ ENDED = ("Z", "X", "x")  # states of a process that has ended but was not waited
 
 def identity(pid: int) -> dict[str, Any] | None:
     """What distinguishes a running process from all others, as JSON-ready data; None if it does not run."""
-    import psutil
-
     try:
         # The second field is the program's name in brackets, and it may contain spaces and brackets.
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -26,12 +24,6 @@ def identity(pid: int) -> dict[str, Any] | None:
         boot = BOOT_ID.read_text(encoding="ascii").strip()
         return None if state in ENDED else {"pid": pid, "ticks": int(fields[18]), "boot": boot}
     except (OSError, ValueError, IndexError):
-        if BOOT_ID.exists():
-            return None
-    try:  # outside Linux the kernel records the start by the clock, and that record does not move later
-        process = psutil.Process(pid)
-        return {"pid": pid, "ticks": process.create_time(), "boot": ""} if process.is_running() else None
-    except psutil.Error:
         return None
 
 
