@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, tzinfo
+from datetime import datetime
 from typing import Annotated
 
 from cnfgnn.algorithm.methods import BUILT_IN, METHODS, method_of
@@ -109,11 +109,6 @@ class PermissionRules:
     most_rounds: Annotated[int, Declaration(at_least=0, at_most=MOST_ROUNDS)] | None = None  # in a day
     most_bytes: Annotated[int, Declaration(parse=_most_bytes)] | None = None  # sent and received, in a day
     approve: bool = False  # whether a training waits until the owner approves it
-
-
-def local_time(now: float, zone: tzinfo | None) -> datetime:
-    """The time at a site: of its zone, or of the machine's."""
-    return datetime.fromtimestamp(now, zone)
 
 
 def bytes_as_text(count: int) -> str:

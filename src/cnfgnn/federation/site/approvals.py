@@ -88,8 +88,7 @@ def revoke(kit: Path, run: str) -> bool:
 
 def _write(kit: Path, approvals: Mapping[str, Approval]) -> None:
     content = {run: {"method": one.method, "time": one.time} for run, one in approvals.items()}
-    write_whole(approved_file(kit), json.dumps(content, indent=1).encode())
-    approved_file(kit).chmod(0o600)
+    write_whole(approved_file(kit), json.dumps(content, indent=1).encode(), 0o600)
 
 
 # ---- trainings that wait ---------------------------------------------------------------------------------
@@ -132,8 +131,7 @@ def note_waiting(kit: Path, task: SiteTask, now: float) -> None:
     noted = Waiting(task.run, task.method, min(max(rounds, 0), MOST_ROUNDS), since, now)
     kept = [one for one in others if one.run != task.run] + [noted]
     entries = [asdict(one) for one in sorted(kept[-MOST_WAITING:], key=lambda one: one.since)]
-    write_whole(kit / WAITING, json.dumps({"waiting": entries}).encode())
-    (kit / WAITING).chmod(0o600)
+    write_whole(kit / WAITING, json.dumps({"waiting": entries}).encode(), 0o600)
 
 
 def _number(value: Any) -> float:

@@ -280,8 +280,7 @@ class SiteOwner(Owner):
         place = self.kit / folder
         try:
             make_folder(place).chmod(0o700)
-            write_whole(place / name, content)
-            (place / name).chmod(0o600)
+            write_whole(place / name, content, 0o600)
             self.status.works(folder)
         except (StorageError, OSError) as error:
             problem = error if isinstance(error, StorageError) else StorageError(place / name, error)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import tzinfo
+from datetime import datetime, tzinfo
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -29,7 +29,6 @@ from cnfgnn.federation.permission_rules import (
     TRAININGS,
     PermissionRules,
     bytes_as_text,
-    local_time,
 )
 from cnfgnn.federation.run_names import OF_LINE, RUN_NAME, is_about, line_of
 from cnfgnn.federation.site.approvals import Approval, approved_file, note_waiting, read_approvals
@@ -73,7 +72,7 @@ class Refusal(NamedTuple):
 
 class _Settings(NamedTuple):
     rules: PermissionRules
-    zone: tzinfo | None
+    zone: tzinfo | None  # of the site; None: of its machine
     site: str
     problem: str = ""  # why they cannot be used
 
@@ -98,7 +97,7 @@ class Permissions:
             task = replace(task, method=ALIASES[task.method])
         if reason := _not_taken_part_in(task, note, rules):
             return Refusal(reason, for_good=True)
-        moment = local_time(now, zone)
+        moment = datetime.fromtimestamp(now, zone)
         if rules.hours is not None and not rules.hours.contain(moment):
             return Refusal(f"its owner takes part from {rules.hours} only, and it is {moment:%H:%M} there")
         if rules.most_bytes is not None and used.bytes + _size(note) > rules.most_bytes:
@@ -127,7 +126,7 @@ class Permissions:
 
     def day(self, now: float) -> str:
         """The day at the site, by which amounts are counted."""
-        return local_time(now, self._settings.content.zone).strftime("%Y-%m-%d")
+        return datetime.fromtimestamp(now, self._settings.content.zone).strftime("%Y-%m-%d")
 
     def _unapproved(self, task: SiteTask, site: str, now: float) -> Refusal | None:
         if any(approval.covers(task) for approval in self._approvals.content):

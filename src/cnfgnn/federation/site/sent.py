@@ -125,8 +125,7 @@ class Account:
                 content = self._summed_up() if anew else b"".join(line_of(*one) for one in new.items())
             try:
                 if anew:
-                    write_whole(self.file, content)
-                    self.file.chmod(0o600)
+                    write_whole(self.file, content, 0o600)
                 else:
                     self._append(content)
             except (CnfgnnError, OSError) as error:

@@ -88,9 +88,8 @@ class SiteStatus:
                 fcntl.flock(handle, fcntl.LOCK_EX)
                 status = read_site_status(self.kit)
                 if changed := change(status):
-                    path = self.kit / SITE_STATUS
-                    write_whole(path, json.dumps({**status, **changed}).encode())
-                    path.chmod(0o600)
+                    content = json.dumps({**status, **changed}).encode()
+                    write_whole(self.kit / SITE_STATUS, content, 0o600)
             finally:
                 os.close(handle)
 

@@ -74,8 +74,7 @@ class SiteStore(FolderStore):
         path = self.folder / name
         try:
             self._make_folders()
-            write_whole(path, json.dumps(content).encode())
-            path.chmod(0o600)
+            write_whole(path, json.dumps(content).encode(), 0o600)
         except OSError as error:
             raise self._reported("join", StorageError(path, error)) from error
         except StorageError as error:
