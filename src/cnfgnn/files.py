@@ -195,3 +195,24 @@ def hold_lock(path: Path, folder: Path, holder: str = "process") -> int:
         os.close(handle)
         raise StorageError(path, error) from error
     return handle
+
+
+@contextmanager
+def holding_lock(path: Path, folder: Path, holder: str = "process") -> Iterator[None]:
+    """Inside, the lock file is held, see `hold_lock`."""
+    handle = hold_lock(path, folder, holder)
+    try:
+        yield
+    finally:
+        os.close(handle)  # releases the lock, as the end of the process would
+
+
+@contextmanager
+def waiting_for_lock(path: Path) -> Iterator[None]:
+    """Inside, the lock file is held; whoever else does so is waited for."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

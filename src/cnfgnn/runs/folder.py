@@ -17,7 +17,6 @@ it had never stopped.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,7 +31,7 @@ from cnfgnn.data.description import DataDescription, describe, fingerprint
 from cnfgnn.data.inputs import used_inputs
 from cnfgnn.data.series import Scaler
 from cnfgnn.errors import CnfgnnError, DataError, RunError
-from cnfgnn.files import hold_lock, make_folder, write_whole
+from cnfgnn.files import holding_lock, make_folder, write_whole
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.events import EventLog
 from cnfgnn.runs.manifest import Manifest
@@ -90,13 +89,10 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the run exclusively, as it is now; a second process gets a RunError that names the first."""
-        handle = hold_lock(self.folder / "lock", self.folder)
-        try:
+        with holding_lock(self.folder / "lock", self.folder):
             now = Run.open(self.folder)  # another process may have trained it on since it was opened here
             self.config, self.manifest = now.config, now.manifest
             yield
-        finally:
-            os.close(handle)  # releases the lock, as the end of the process would
 
     # ---- what is known ------------------------------------------------------------------------------
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.files import read_json_of_others, write_whole
+from cnfgnn.files import read_json_of_others, waiting_for_lock, write_whole
 from cnfgnn.transports.remote.messages import legible
 
 REFUSED = "refused.json"
@@ -23,18 +21,13 @@ MOST_REFUSALS = 10  # of one party, which could make up any number of different 
 
 def record_refusal(kit: Path, who: str, what: str) -> None:
     """Record once that `what` was refused to `who`. If the file cannot be written, it is only in the log."""
-    with suppress(OSError, CnfgnnError):
-        handle = os.open(kit / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # several processes of a kit write this file
-            known = read_refusals(kit)
-            of_party = [entry["what"] for entry in known if entry["who"] == who]
-            if what in of_party or len(of_party) >= MOST_REFUSALS:
-                return
-            entry = {"time": time.time(), "who": who, "what": what}
-            write_whole(kit / REFUSED, json.dumps({"refused": [*known, entry]}).encode())
-        finally:
-            os.close(handle)
+    with suppress(OSError, CnfgnnError), waiting_for_lock(kit / LOCK):  # several processes of a kit write it
+        known = read_refusals(kit)
+        of_party = [entry["what"] for entry in known if entry["who"] == who]
+        if what in of_party or len(of_party) >= MOST_REFUSALS:
+            return
+        entry = {"time": time.time(), "who": who, "what": what}
+        write_whole(kit / REFUSED, json.dumps({"refused": [*known, entry]}).encode())
 
 
 def read_refusals(kit: Path) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ from cnfgnn.federation.site.readings import load_site
 from cnfgnn.federation.site.settings import private_folder, read_site
 from cnfgnn.federation.site.status import STATES
 from cnfgnn.federation.spans import FURTHEST_ZONE, format_time
-from cnfgnn.files import hold_lock, make_folder, read_json, read_json_or_empty, writing_whole
+from cnfgnn.files import holding_lock, make_folder, read_json, read_json_or_empty, writing_whole
 from cnfgnn.live.intake.store import FILE as DATABASE
 from cnfgnn.live.intake.store import stored_readings
 from cnfgnn.live.options import FEED, LIVE
@@ -294,11 +294,8 @@ def _stopped(kit: Path) -> Iterator[None]:
     """Inside, the site cannot start."""
     if running(kit) is not None or read_live(kit):
         raise RunError(kit, f"the site runs: stop it first (cnfgnn federation down {kit})")
-    lock = hold_lock(kit / ".supervisor.lock", kit)
-    try:
+    with holding_lock(kit / ".supervisor.lock", kit):
         yield
-    finally:
-        os.close(lock)
 
 
 def _make_kit(backup: tarfile.TarFile, kit: Path) -> bool:

@@ -5,10 +5,8 @@ It never leaves the site. Processes of several tasks write it, so each replaces 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.files import read_json_or_empty, write_whole
+from cnfgnn.files import read_json_or_empty, waiting_for_lock, write_whole
 
 STATES = "states"  # the folder of the states of nodes and owners, by run
 MODEL = "model.json"  # in the folder of the live service: its model, and the switches before it
@@ -82,16 +80,10 @@ class SiteStatus:
             )
 
     def _update(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        with suppress(OSError, CnfgnnError):
-            handle = os.open(self.kit / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
-                status = read_site_status(self.kit)
-                if changed := change(status):
-                    content = json.dumps({**status, **changed}).encode()
-                    write_whole(self.kit / SITE_STATUS, content, 0o600)
-            finally:
-                os.close(handle)
+        with suppress(OSError, CnfgnnError), waiting_for_lock(self.kit / LOCK):
+            status = read_site_status(self.kit)
+            if changed := change(status):
+                write_whole(self.kit / SITE_STATUS, json.dumps({**status, **changed}).encode(), 0o600)
 
 
 def read_site_status(kit: Path) -> dict[str, Any]:

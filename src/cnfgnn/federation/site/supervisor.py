@@ -45,7 +45,7 @@ from cnfgnn.federation.site.sent import Account
 from cnfgnn.federation.site.settings import private_places, read_site
 from cnfgnn.federation.site.workers import Workers
 from cnfgnn.federation.site_task import SiteTask
-from cnfgnn.files import hold_lock, write_whole
+from cnfgnn.files import holding_lock, write_whole
 from cnfgnn.process_setup import adopt_orphans
 from cnfgnn.transports.remote.limits import Malformed
 from cnfgnn.transports.remote.messages import legible, pack, refused, unpack
@@ -346,15 +346,12 @@ def main(kit: Path) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler]
     )
-    lock = hold_lock(kit / ".supervisor.lock", kit)
-    adopt_orphans()
-    supervisor = Supervisor(kit)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: supervisor.end())
-    try:
+    with holding_lock(kit / ".supervisor.lock", kit):
+        adopt_orphans()
+        supervisor = Supervisor(kit)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: supervisor.end())
         supervisor.run()
-    finally:
-        os.close(lock)
 
 
 if __name__ == "__main__":

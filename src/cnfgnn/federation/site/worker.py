@@ -31,7 +31,7 @@ from cnfgnn.federation.site.permissions import Permissions
 from cnfgnn.federation.site.task_verbs import verbs_allowed
 from cnfgnn.federation.site.workers import ANSWER, LOADED, parts_of
 from cnfgnn.federation.site_task import LiveTerms, SiteTask
-from cnfgnn.files import hold_lock, make_folder
+from cnfgnn.files import holding_lock, make_folder
 from cnfgnn.live.options import LIVE
 from cnfgnn.privacy.copies import write_private
 from cnfgnn.process_setup import collect_garbage_regularly, keep_freed_memory, make_way
@@ -86,8 +86,7 @@ def _serve_live(kit: Path, task: SiteTask, connection: Connection, ended: thread
     from cnfgnn.federation.site.live.nodes import LiveSiteNodes
 
     folder = kit / LIVE
-    lock = hold_lock(folder / "service.lock", folder, "the live service of process")
-    try:
+    with holding_lock(folder / "service.lock", folder, "the live service of process"):
         write_private(folder / SERVICE, json.dumps(identity(os.getpid())).encode())
         site = LiveSiteNodes(kit, LiveTerms.of(task.live))
         site.ended = ended
@@ -96,8 +95,6 @@ def _serve_live(kit: Path, task: SiteTask, connection: Connection, ended: thread
         ended.wait()
         (folder / SERVICE).unlink(missing_ok=True)
         site.close()
-    finally:
-        os.close(lock)
 
 
 def _load_only_what_is_permitted(kit: Path, task: SiteTask) -> None:

@@ -8,7 +8,6 @@ the new one live. `switches.jsonl` beside it has every switch, one per line.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import shutil
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from cnfgnn.errors import CnfgnnError, RunError, StorageError
-from cnfgnn.files import make_folder, read_json, write_whole
+from cnfgnn.files import make_folder, read_json, waiting_for_lock, write_whole
 from cnfgnn.runs.events import EventLog
 from cnfgnn.runs.folder import Run
 
@@ -202,12 +201,10 @@ class Models:
     def _changing(self) -> Iterator[Record]:
         """Hold the lock of the file while it is read and replaced: two changes at once would lose one."""
         try:
-            held = (self.state / LOCK).open("a")
+            with waiting_for_lock(self.state / LOCK):  # for the time it takes to write a small file
+                yield self.read()
         except OSError as error:
             raise StorageError(self.state / LOCK, error) from error
-        with held:
-            fcntl.flock(held, fcntl.LOCK_EX)  # for the time it takes to write a small file
-            yield self.read()
 
 
 def trained_at(run: Run) -> float:

@@ -8,7 +8,6 @@ fraction of the rounds.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from cnfgnn.config.settings import Config, DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.windows import Windows
-from cnfgnn.files import hold_lock
+from cnfgnn.files import holding_lock
 from cnfgnn.live.forecasting.predictor import KEPT_ROWS
 from cnfgnn.live.intake.at_hand import at_hand
 from cnfgnn.live.learning.models import Models, Outcome, Training
@@ -93,13 +92,10 @@ def retrain(run: Run, models: Models, settings: LiveSettings, watcher: Watcher |
         CnfgnnError: The readings or the live model cannot be used.
     """
     settings.check()
-    handle = hold_lock(models.state / LOCK, models.state, "the retraining of process")
-    try:
+    with holding_lock(models.state / LOCK, models.state, "the retraining of process"):
         live = models.read().live
         begin = partial(_trial, run, models, live, settings, watcher or Unwatched())
         return train_and_judge(models, live, settings.hold_out, begin)
-    finally:
-        os.close(handle)
 
 
 def _trial(run: Run, models: Models, live: str, settings: LiveSettings, watcher: Watcher) -> Trial:
