@@ -12,7 +12,7 @@ from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.models import kernels
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.training_loop import Progress, train
+from cnfgnn.runs.training_loop import train
 from tests.conftest import server, small
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
@@ -93,7 +93,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(study: dict[str, 
 
     stopped = train(simulate(data, config, store=store), rounds=1)
     second = simulate(data, config, store=store)
-    resumed = train(second, Progress(list(stopped.history), stopped.ledger))
+    resumed = train(second, stopped)
     assert resumed.history == straight.history
     assert torch.equal(second.strategy.score("test").told, whole.strategy.score("test").told)
 

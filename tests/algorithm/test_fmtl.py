@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from cnfgnn.algorithm import fmtl
-from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.fmtl import ToAnchor, ToEach, pull_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import ConfigError
@@ -18,9 +17,9 @@ from cnfgnn.federation.task import check_federated
 from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.params import Params
 from cnfgnn.models.params import size as parameters
-from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import train
+from cnfgnn.testing import check_resume
 from tests.conftest import server, small
 
 LAMBDA = 0.01
@@ -130,23 +129,8 @@ def test_along_each_edge_one_model_is_counted(data: Dataset) -> None:
 
 
 @pytest.mark.parametrize("optimizer_state", ["fresh", "kept"])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
-    data: Dataset, tmp_path: Path, optimizer_state: str
-) -> None:
-    changes = {"training.rounds": 4, "training.optimizer_state": optimizer_state}
-    config = small("gru-fmtl", **PLAIN, **changes)
-
-    def start(folder: str) -> Experiment:
-        return simulate(data, config, store=lambda name: FolderStore(tmp_path / folder / name))
-
-    whole = start("whole")
-    straight = train(whole)
-    stopped = train(start("parts"), rounds=2)
-    second = start("parts")
-    assert train(second, stopped).history == straight.history
-    for path in sorted((tmp_path / "whole").rglob("*.safetensors")):
-        other = tmp_path / "parts" / path.relative_to(tmp_path / "whole")
-        assert other.read_bytes() == path.read_bytes()
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, optimizer_state: str) -> None:
+    check_resume("gru-fmtl", tmp_path, **PLAIN, **{"training.optimizer_state": optimizer_state})
 
 
 def test_a_state_brings_back_the_pull_it_holds() -> None:

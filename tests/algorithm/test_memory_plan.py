@@ -24,7 +24,7 @@ from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.train import train_run
-from cnfgnn.runs.training_loop import Progress, train
+from cnfgnn.runs.training_loop import train
 from tests.conftest import server, small, transport
 
 FLOAT32 = Compute(torch.device("cpu"), torch.float32)
@@ -207,7 +207,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     straight = train(whole)
     stopped = train(start("parts"), rounds=1)
     second = start("parts")
-    resumed = train(second, Progress(list(stopped.history), stopped.ledger))
+    resumed = train(second, stopped)
     assert resumed.history == straight.history
     assert torch.equal(final(second), final(whole))
 

@@ -17,7 +17,6 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.files.export import write_folder
 from cnfgnn.data.quality import findings
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import unusual_inputs
 from tests.commands import said
 from tests.conftest import network
 
@@ -98,27 +97,3 @@ def test_the_python_api_warns_and_is_silent_about_usual_readings(run: Path, fold
         cnfgnn.forecast(run, cnfgnn.load(folder))  # with the codes that the run takes for missing
     with pytest.warns(UserWarning, match="far outside those of training"):
         cnfgnn.forecast(run, changed(data, data.readings.values * 10))
-
-
-def test_a_run_begun_before_ranges_were_kept_forecasts_without_them(run: Path, tmp_path: Path) -> None:
-    opened, kelvin = Run.open(run), network(4, dropout=0.0)
-    kelvin = changed(kelvin, kelvin.readings.values + 273.15)
-    assert unusual_inputs(opened, kelvin)
-    old = tmp_path / "old"
-    old.mkdir()
-    for path in run.iterdir():
-        if path.name not in ("events.jsonl", "manifest.json", "config.toml"):
-            (old / path.name).symlink_to(path)
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    del events[0]["data"]["ranges"], events[0]["data"]["findings"]
-    (old / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    manifest = json.loads((run / "manifest.json").read_text())
-    manifest["events"] = (old / "events.jsonl").stat().st_size
-    (old / "manifest.json").write_text(json.dumps(manifest))
-    settings = (run / "config.toml").read_text().splitlines()
-    new = ("outliers =", "missing_value =")
-    (old / "config.toml").write_text("\n".join(line for line in settings if not line.startswith(new)))
-    before = Run.open(old)
-    assert before.config.data.outliers == "keep"  # as it was when it was begun
-    assert unusual_inputs(before, kelvin) == ()
-    assert cnfgnn.forecast(before, kelvin).notna().all().all()

@@ -81,21 +81,17 @@ def test_every_strategy_keeps_its_intervals(method: str, tmp_path: Path) -> None
     assert (frame["s0 low 90"] < frame["s0 high 90"]).all()
 
 
-def test_a_run_of_an_older_version_is_calibrated_when_it_is_judged(run: Run, tmp_path: Path) -> None:
+def test_a_run_without_intervals_forecasts_without_them(tmp_path: Path) -> None:
     made = train(tmp_path / "run")
-    folder = made.folder / "checkpoints" / "owner-0"
     store = made.store("owner-0")
     tag = made.progress.best.tag
     state = {name: w for name, w in store.read(tag).items() if not name.startswith("intervals.")}
     assert len(state) < len(store.read(tag))
     store.write(tag, state, [])
-    found = evaluate_run(made, DATA).intervals
-    assert found is not None
-    assert vars(found.overall(95)) == run.events()[-1]["intervals"]["95"]["overall"]
-    with pytest.raises(RunError, match="an older version trained it"):
+    assert evaluate_run(made, DATA).intervals is None
+    with pytest.raises(RunError, match="has no intervals"):
         forecast_run(made, DATA, [80])
     assert forecast_run(made, DATA).shape[1] == len(DATA.readings.ids)
-    assert list(folder.glob("*.safetensors"))
 
 
 def test_intervals_add_columns_and_change_nothing_else(run: Run) -> None:

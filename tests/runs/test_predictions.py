@@ -14,6 +14,7 @@ from studies.paired import compare, main
 
 from cnfgnn.config.settings import DataConfig, Missing
 from cnfgnn.data.files.export import write_folder
+from cnfgnn.data.prepared_series import SUMS
 from cnfgnn.runs.baselines import Prepared
 from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
@@ -42,7 +43,7 @@ def test_forecasts_in_the_file_have_the_errors_and_ranges_of_the_evaluation(
     written = write_predictions(run, data, "test", path)
     frame = pd.read_parquet(path)
     observed = frame[frame["observed"]]
-    assert len(observed) == scores.forecasts < written == len(frame)
+    assert len(observed) == scores.sums[..., SUMS.index("count")].sum() < written == len(frame)
     error = (observed["forecast"] - observed["truth"]).astype(np.float64)
     assert np.sqrt((error**2).mean()) == pytest.approx(scores.overall.masked_rmse, rel=1e-5)
     third = error[observed["step"] == 3]

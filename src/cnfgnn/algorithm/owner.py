@@ -255,7 +255,7 @@ class Owner:
     def _restore(self, request: verbs.Restore) -> None:
         """Go back to a saved state; without one, an owner goes on with what it has."""
         self._scale_inputs()
-        # A run of an older version, or one that was interrupted early, has kept nothing.
+        # A run that was interrupted early has kept nothing.
         keeps = self._keeps_state or self.store.has(request.tag)
         if saved := self.store.read(request.tag) if keeps else {}:
             self.load(saved)

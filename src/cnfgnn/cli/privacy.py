@@ -107,8 +107,7 @@ def blurs_of(run: Run) -> dict[str, float]:
     if not run.started:
         raise RunError(run.folder, "has not begun yet, so that no site has told its blur")
     try:
-        no_blur = dict.fromkeys(run.data.federation.sites, 0.0)  # as in runs of earlier versions
-        recorded = run.events()[0]["data"].get("blur", no_blur)
+        recorded = run.events()[0]["data"]["blur"]
         return {site: float(blur) for site, blur in recorded.items() if blur is not None}
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise RunError(run.folder, "its events are damaged") from error

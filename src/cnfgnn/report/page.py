@@ -218,7 +218,7 @@ def _errors_by_sensor(run: RunView) -> npt.NDArray[np.float64]:
 
 
 def _intervals(run: RunView, every_sensor: bool) -> dict[str, Any]:
-    """How good the intervals of each level were in the test; empty for a run of an older version."""
+    """How good the intervals of each level were in the test; empty if it has none."""
     levels = (run.test or {}).get("intervals") or {}
     return {
         level: {

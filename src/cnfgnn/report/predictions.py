@@ -17,7 +17,7 @@ from cnfgnn.data.windows import reported_steps
 from cnfgnn.errors import DataError
 from cnfgnn.forecasters.intervals import REPORTED, bounds_of
 from cnfgnn.report.selection import MANY
-from cnfgnn.runs.evaluate import calibrate_if_unknown, restore_best
+from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
 
 DAYS, DAYS_OF_MANY = 7, 2  # at the end of the test split whose forecasts are kept; of many sensors fewer
@@ -50,7 +50,6 @@ class Predictions:
 def predict(run: Run, data: Dataset) -> Predictions:
     """Forecast the whole test split with the run's best weights; nothing of it is sent anywhere."""
     experiment = restore_best(run, data)
-    calibrate_if_unknown(experiment, run, data)
     readings, windows = clean(data.readings, run.config.data), experiment.windows
     if windows.count("test") == 0:
         raise DataError(readings.source, "has no test windows with readings")

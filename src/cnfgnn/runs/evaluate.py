@@ -39,8 +39,6 @@ def evaluate_run(run: Run, data: Dataset, split: Split = "test") -> Scores:
     experiment = restore_best(run, data)
     if experiment.windows.count(split) == 0:
         raise DataError(data.readings.source, f"there are no {split} windows with readings")
-    if split == "test":
-        calibrate_if_unknown(experiment, run, data)
     seen = None
     if run.config.training.seen < 1 and list(data.readings.ids) == run.data.sensors:
         seen = seen_sensors(data, run.config.training.seen)
@@ -121,12 +119,6 @@ def _computed(
         for name, x in state.items()
         if name.startswith(LINEAR) or name == INPUT_SCALES or (name.startswith(USUAL) and not own_windows)
     }
-
-
-def calibrate_if_unknown(experiment: Experiment, run: Run, data: Dataset) -> None:
-    """Calibrate intervals now if a version that did not know them trained the run; this needs its data."""
-    if any(owner.intervals is None for _, owner in experiment.owners) and _is_same_data(run, data):
-        experiment.strategy.score("validation")
 
 
 def _is_same_data(run: Run, data: Dataset) -> bool:

@@ -18,7 +18,7 @@ it had never stopped.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -38,9 +38,6 @@ from cnfgnn.runs.manifest import Manifest
 from cnfgnn.runs.scores import Errors
 from cnfgnn.runs.training_loop import Progress
 from cnfgnn.runs.warm_start import Origin
-
-# Behaviour of runs that were begun before there was a setting for it.
-DEFAULTS_OF_OLD_RUNS: Mapping[str, Any] = {"data.outliers": "keep"}
 
 
 class Run:
@@ -78,9 +75,8 @@ class Run:
         """Open an existing run."""
         manifest = Manifest.read(folder)
         try:
-            settings = {**DEFAULTS_OF_OLD_RUNS, **config_file.read_changes(folder / "config.toml")}
             # Once training has started, no setting may change any more.
-            config = Config().with_changes(settings)
+            config = Config().with_changes(config_file.read_changes(folder / "config.toml"))
             config = config.with_given(config.keys if manifest.events else manifest.given)
         except CnfgnnError as error:
             raise RunError(folder, f"its settings cannot be used ({error})") from error

@@ -107,7 +107,7 @@ def adapt_intervals(run: Run, extended: Dataset, rows: int, experiment: Experime
 def _why_none(run: Run) -> str:
     if run.data.federation is not None:
         return "the sites of its federation keep them: use cnfgnn federation forecast --intervals"
-    return "an older version trained it: train it again"
+    return "its validation split had no reading to learn them from"
 
 
 def first_row_after_training(run: Run, readings: Readings) -> int:
@@ -126,8 +126,7 @@ def unusual_inputs(run: Run, data: Dataset) -> tuple[Finding, ...]:
     """Sensors whose newest readings lie far outside their range in training, so that forecasts are
     unreliable.
 
-    Runs of a federation, and runs begun before ranges were recorded, have no ranges to compare with: nothing
-    is found.
+    Runs of a federation have no ranges to compare with: nothing is found.
     """
     used = clean(data.readings, run.config.data)
     last = slice(len(used.times) - run.config.data.history, None)

@@ -70,7 +70,7 @@ class Manifest:
             raise TypeError("finished, events")
         Ledger().load(progress.ledger)
         for per_sensor in (progress.best_errors, progress.missed):
-            if per_sensor and len(per_sensor) != len(data.sensors):
+            if len(per_sensor) != (len(data.sensors) if progress.history else 0):
                 raise ValueError("best_errors, missed")
         scaler = None
         if "scaler" in stored:
@@ -126,7 +126,6 @@ def _round(stored: Mapping[str, Any]) -> Round:
         validation=Errors.read(stored["validation"]),
         training_bytes=Bytes(**stored["training_bytes"]),
         best=bool(stored["best"]),
-        evaluated=int(stored["judged"]),
         compared=bool(stored["compared"]),
         left_out=tuple(int(row) for row in stored["without"]),
     )
@@ -150,7 +149,6 @@ def _round_as_json(done: Round) -> dict[str, Any]:
         "validation": plain(done.validation),
         "training_bytes": plain(done.training_bytes),
         "best": done.best,
-        "judged": done.evaluated,
         "compared": done.compared,
         "without": list(done.left_out),
     }

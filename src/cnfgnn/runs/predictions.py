@@ -16,7 +16,7 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.data.windows import Split
 from cnfgnn.files import writing_whole
 from cnfgnn.forecasters.intervals import REPORTED, Ints, bounds_of
-from cnfgnn.runs.evaluate import calibrate_if_unknown, restore_best
+from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
 
 BOUNDS = tuple(f"{end}_{level}" for level in REPORTED for end in ("low", "high"))
@@ -31,8 +31,6 @@ def write_predictions(run: Run, data: Dataset, split: Split, path: Path) -> int:
     forecast, low_80 ...   in the readings' unit; bounds are null where there are none
     """
     experiment, readings = restore_best(run, data), clean(data.readings, run.config.data)
-    if split == "test":
-        calibrate_if_unknown(experiment, run, data)
     experiment.strategy.ready(split)
     times = pa.timestamp("s", tz="UTC" if readings.utc else None)
     numbers = {name: pa.float32() for name in ("truth", "forecast", *BOUNDS)}

@@ -152,11 +152,6 @@ class Scores:
         names = (f"masked_{error}", "masked_count") if masked else (error, "count")
         return self.sums.sum(1)[:, [SUMS.index(name) for name in names]]
 
-    @property
-    def forecasts(self) -> int:
-        """The number of forecasts that were evaluated; a zero that stands for a missing reading counts."""
-        return int(self.sums[..., SUMS.index("count")].sum())
-
     def summary(self) -> dict[str, Any]:
         """Overall errors and those 3, 6 and 12 steps ahead, as plain values."""
         steps = [step for step in (3, 6, 12) if step <= self.sums.shape[1]]

@@ -251,7 +251,6 @@ def _round_event(done: Round, sensors: Sequence[str], seconds: float) -> dict[st
         "validation": vars(done.validation),
         "training_bytes": vars(done.training_bytes),
         "best": done.best,
-        "judged": done.evaluated,  # the name that this number has in run folders since format 1
         "compared": done.compared,
         "left_out": [sensors[row] for row in done.left_out],
         "seconds": round(seconds, 3),

@@ -28,7 +28,6 @@ class Round:
     validation      validation errors of every kind; true ones if all owners tell them
     training_bytes  bytes that training has moved since the start of the run
     best            whether this was the best round so far: the one with the lowest loss
-    evaluated       number of forecasts behind the loss; lower when sites were absent
     compared        whether the round was compared with the best one before it; False while the comparison
                     waits for sensors that were absent
     left_out        rows of the sensors that the comparison left out, or waits for
@@ -39,7 +38,6 @@ class Round:
     validation: Errors
     training_bytes: Bytes
     best: bool
-    evaluated: int = 0
     compared: bool = True
     left_out: tuple[int, ...] = ()
 
@@ -247,14 +245,9 @@ def _evaluated(experiment: Experiment, progress: Progress, r_g: int) -> Round:
     progress.missed = [
         0 if sensor.forecasts else so_far + 1 for sensor, so_far in zip(sensors, missed, strict=True)
     ]
-    evaluated = scores.forecasts
-    if progress.best_errors:
+    if progress.history:
         best_errors = [SensorError(*sums) for sums in progress.best_errors]
         comparison = _compare(sensors, best_errors, progress.missed)
-    elif progress.history:  # the run was begun by a version that did not keep each sensor's errors
-        best = progress.best
-        lower = evaluated == best.evaluated and loss < best.loss
-        comparison = Comparison(best=evaluated > best.evaluated or lower)
     else:
         comparison = Comparison(best=True)
     if comparison.best:
@@ -265,7 +258,6 @@ def _evaluated(experiment: Experiment, progress: Progress, r_g: int) -> Round:
         validation=Scores(sums.best_known.cpu()).overall,
         training_bytes=experiment.ledger.total("training"),
         best=comparison.best,
-        evaluated=evaluated,
         compared=comparison.compared,
         left_out=comparison.left_out,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from cnfgnn.config.settings import Config
 from cnfgnn.models.graphnet import Edges
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.training_loop import Progress, train
+from cnfgnn.runs.training_loop import train
 from cnfgnn.testing.small_networks import network, small
 from cnfgnn.testing.two_truths import Faults, TwoTruths, brief, differences, few_sensors, train_with_faults
 
@@ -95,7 +96,7 @@ def check_resume(method: str, folder: Path, **changes: Any) -> None:
     whole = start("whole")
     straight = train(whole)
     stopped = train(start("parts"), rounds=2)
-    as_read = Progress(list(stopped.history), json.loads(json.dumps(stopped.ledger)))  # as from a manifest
+    as_read = replace(stopped, ledger=json.loads(json.dumps(stopped.ledger)))  # as from a manifest
     second = start("parts")  # a new process would begin like this
     resumed = train(second, as_read)
     assert resumed.history == straight.history

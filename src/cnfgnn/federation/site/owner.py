@@ -262,7 +262,7 @@ class SiteOwner(Owner):
         ahead = terms.first + terms.step * np.arange(terms.rows - horizon, terms.rows)
         times = pd.DatetimeIndex(ahead.astype("datetime64[s]"), name="time")
         if levels and self.bounds is None:
-            log.warning("no intervals: the run was trained by a version that did not keep errors for them")
+            log.warning("no intervals: the validation split had no reading to learn them from")
         frame = forecast_frame(
             times.tz_localize("UTC") if self.site_data.truth.utc else times,
             self.site_data.truth.ids,
