@@ -134,6 +134,15 @@ def read_json_of_others(path: Path, most: int = 1 << 16) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def stamp_of(path: Path) -> tuple[int, int, int] | None:
+    """What changes whenever a file does; None if there is none."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_ino, about.st_size, about.st_mtime_ns
+
+
 def make_folder(folder: Path, mode: int = 0o777) -> Path:
     """Make a folder with these permissions, and those above it, unless it exists."""
     try:

@@ -148,11 +148,6 @@ def test_pooled_methods_refuse_separate_groups(data: Dataset) -> None:
         simulate(data, small("gru-central"), groups=[[0, 1, 2], [3, 4, 5]])
 
 
-def test_a_device_that_is_not_there_is_named(data: Dataset) -> None:
-    with pytest.raises(ConfigError, match=r"compute\.device: 'cuda:99' is not available"):
-        simulate(data, small("at-fedavg", **{"compute.device": "cuda:99"}))
-
-
 def test_the_paper_s_direction_turns_every_edge(data: Dataset) -> None:
     straight = simulate(data, small("at-fedavg"))
     turned = simulate(data, small("at-fedavg", **{"graph.direction": "paper"}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from cnfgnn.federation.site.run_readings import RunReadings
 from cnfgnn.federation.site.settings import private_folder, read_site, settings_file
 from cnfgnn.federation.site.status import SiteStatus
 from cnfgnn.federation.site.store import SiteStore
+from cnfgnn.files import stamp_of
 from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE
 from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.version import __version__
@@ -82,7 +83,7 @@ class SiteNodes:
         """What tells whether key, copies and settings have changed."""
         assert self.plan is not None
         folder = private_folder(self.plan, self.kit)
-        return _stamps((folder / KEY_FILE, folder / COPIES_FILE, settings_file(self.kit)))
+        return [*map(stamp_of, (folder / KEY_FILE, folder / COPIES_FILE, settings_file(self.kit)))]
 
     def _readings(self) -> Stamps:
         """The same for the file of readings, or the files of their folder, and the settings."""
@@ -90,7 +91,7 @@ class SiteNodes:
         files = [self.kit / (self.plan.readings or "")]
         with suppress(OSError):
             files = sorted(files[0].iterdir())
-        return _stamps((settings_file(self.kit), *files))
+        return [*map(stamp_of, (settings_file(self.kit), *files))]
 
     def _try_to_load(self) -> None:
         try:
@@ -166,15 +167,3 @@ class SiteNodes:
     def _owner(self, plan: SitePlan, data: SiteData, joined: RunReadings, compute: Compute) -> Owner:
         nodes = SiteClients(joined, compute, joined.store, plan.name, self.memory)
         return SiteOwner(nodes, data, joined.terms, joined, self.kit, plan.tell_errors)
-
-
-def _stamps(files: Iterable[Path]) -> Stamps:
-    """What changes whenever one of these files does."""
-    found = Stamps()
-    for path in files:
-        try:
-            about = path.stat()
-            found.append((about.st_ino, about.st_size, about.st_mtime_ns))
-        except OSError:
-            found.append(None)
-    return found

@@ -34,6 +34,7 @@ from cnfgnn.federation.run_names import OF_LINE, RUN_NAME, is_about, line_of
 from cnfgnn.federation.site.approvals import Approval, approved_file, note_waiting, read_approvals
 from cnfgnn.federation.site.errors import without_paths
 from cnfgnn.federation.site_task import SiteTask
+from cnfgnn.files import stamp_of
 
 if TYPE_CHECKING:
     from cnfgnn.transports.remote.messages import Note
@@ -177,19 +178,12 @@ class _Watched(Generic[Content]):
         before, now = self._state, time.monotonic()
         if before is not None and now - self._looked < LOOKED_EVERY:
             return before[1]
-        self._looked, stamp = now, self._stamp()
+        self._looked, stamp = now, stamp_of(self._file)
         if before is not None and before[0] == stamp:
             return before[1]
         found = self._read()
         self._state = stamp, found
         return found
-
-    def _stamp(self) -> tuple[int, int, int] | None:
-        try:
-            found = self._file.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _not_taken_part_in(task: SiteTask, note: Note | None, rules: PermissionRules) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.files import read_json_or_empty, waiting_for_lock, write_whole
+from cnfgnn.files import read_json_or_empty, stamp_of, waiting_for_lock, write_whole
 
 STATES = "states"  # the folder of the states of nodes and owners, by run
 MODEL = "model.json"  # in the folder of the live service: its model, and the switches before it
@@ -28,7 +28,7 @@ class SiteStatus:
 
     def __init__(self, kit: Path) -> None:
         self.kit = kit
-        self._seen: tuple[int, int] | None = None  # what tells whether the file has changed
+        self._seen: tuple[int, int, int] | None = None  # what tells whether the file has changed
         self._failing: frozenset[str] = frozenset()
 
     def record_forecast(self, file: str, first: str, last: str) -> None:
@@ -67,11 +67,9 @@ class SiteStatus:
 
     def works(self, *parts: str) -> None:
         """Parts work that may have failed before, perhaps in another process. Cheap unless one has."""
-        with suppress(OSError):
-            about = (self.kit / SITE_STATUS).stat()
-            if (seen := (about.st_ino, about.st_mtime_ns)) != self._seen:
-                self._seen, failing = seen, read_site_status(self.kit).get("problems", [])
-                self._failing = frozenset(str(item.get("part")) for item in failing)
+        if (seen := stamp_of(self.kit / SITE_STATUS)) != self._seen:
+            self._seen, failing = seen, read_site_status(self.kit).get("problems", [])
+            self._failing = frozenset(str(item.get("part")) for item in failing)
         if self._failing.intersection(parts):
             self._update(
                 lambda status: {

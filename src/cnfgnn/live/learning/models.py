@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from cnfgnn.errors import CnfgnnError, RunError, StorageError
-from cnfgnn.files import make_folder, read_json, waiting_for_lock, write_whole
+from cnfgnn.files import make_folder, read_json, stamp_of, waiting_for_lock, write_whole
 from cnfgnn.runs.events import EventLog
 from cnfgnn.runs.folder import Run
 
@@ -96,7 +96,7 @@ class Models:
         self.file = state / FILE
         self.record = Record((self.first,))  # what was known when `live` last looked
         self.report: Callable[[Exception], None] = lambda error: log.warning("%s", error)
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, int, int] | None = None
 
     def folder(self, model: str) -> Path:
         """The run folder of a model."""
@@ -120,11 +120,8 @@ class Models:
     def live(self) -> str:
         """The model that is live; the record is read again when it has changed. If it is damaged, the model
         that is live stays so."""
-        try:
-            found = self.file.stat()
-        except OSError:
-            return self.record.live
-        if (now := (found.st_mtime_ns, found.st_ino)) != self._seen:
+        now = stamp_of(self.file)
+        if now is not None and now != self._seen:
             self._seen = now
             try:
                 self.record = self.read()
