@@ -36,7 +36,7 @@ SHARED: dict[str, Asset] = {
     "/page/base.css": (OF_REPORTS / "page.css", STYLE),
     "/page/live.css": (OWN / "live.css", STYLE),
     **scripts(OF_REPORTS, "theme"),
-    **scripts(OWN, "service", "connection", "format"),
+    **scripts(OWN, "service", "connection", "format", "blocks"),
 }
 ASSETS: dict[str, Asset] = {
     "/": (OWN / "index.html", HTML),

@@ -1,10 +1,9 @@
 // How the service is: the tiles above the map, the banner, and who is late, what is wrong, which model it is.
 
+import { bar, list, tile } from "./blocks.js";
 import { at, bytes, clockTime, count, element, exactSpan, isNumber, moment, number, seconds, share, span, withTimes } from "./format.js";
 import { ORDER, quality } from "./sensor.js";
 import { change, late, newest, part, serviceNow, state } from "./state.js";
-
-const MOST_ROWS = 40; // in a list
 
 // ---- the connection -----------------------------------------------------------------------------------
 
@@ -46,10 +45,6 @@ function trouble() {
 
 // ---- tiles ----------------------------------------------------------------------------------------------
 
-function tile(name, value, under, kind = "") {
-  return element("div", { class: `tile ${kind}` }, element("dt", {}, name), element("dd", {}, element("strong", {}, value), element("span", { class: "under" }, ...[under].flat())));
-}
-
 function forecastTile() {
   const step = newest(), until = seconds(state.forecast?.validUntil);
   const under = state.stale ? `stale since ${moment(until, step)}` : `next one by ${moment(until, step)}`;
@@ -61,14 +56,8 @@ function sensorTile() {
   for (const { quality: name } of Object.values(state.forecast?.sensors ?? {})) counts.set(name, (counts.get(name) ?? 0) + 1);
   const parts = [...counts].sort(([a], [b]) => ORDER.indexOf(a) - ORDER.indexOf(b));
   const words = parts.map(([name, amount]) => `${amount} ${name}`).join(", ");
-  const bar = element("span", { class: "bar", role: "img", "aria-label": words, title: words });
-  for (const [name, amount] of parts) {
-    const piece = element("i", { class: quality(name)[0] });
-    piece.style.flexGrow = amount;
-    bar.append(piece);
-  }
-  const full = counts.get("full") ?? 0;
-  return tile("Sensors", String(state.sensors.length), [`${full} with all readings`, bar]);
+  const full = counts.get("full") ?? 0, coloured = bar(parts.map(([name, amount]) => [quality(name)[0], amount]), words);
+  return tile("Sensors", String(state.sensors.length), [`${full} with all readings`, coloured]);
 }
 
 function errorTile({ rmse, coverage }) {
@@ -133,18 +122,6 @@ part(["watch", "stale", "connection"], () => {
 });
 
 // ---- lists ----------------------------------------------------------------------------------------------
-
-// Lists are only built anew when they differ, so that whoever uses the keyboard does not lose their place.
-const listed = new Map();
-function list(id, rows, draw) {
-  const content = JSON.stringify(rows);
-  if (listed.get(id) === content) return;
-  listed.set(id, content);
-  const place = [...at(id).querySelectorAll("button")].indexOf(document.activeElement);
-  const more = rows.length > MOST_ROWS ? [element("li", { class: "hint" }, `and ${rows.length - MOST_ROWS} more`)] : [];
-  at(id).replaceChildren(...rows.slice(0, MOST_ROWS).map(draw), ...more);
-  if (place >= 0) at(id).querySelectorAll("button")[Math.min(place, rows.length - 1)]?.focus();
-}
 
 const chooser = (index, name) =>
   index < 0 ? element("b", {}, name) : element("button", { type: "button", class: "name", onclick: () => change({ sensor: index }) }, name);

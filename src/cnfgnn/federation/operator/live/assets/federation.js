@@ -1,5 +1,6 @@
 // The federation as its operator sees it: who is there, how fast, which model is in use. There is no reading in it.
 
+import { bar, list, tile } from "./blocks.js";
 import { follow } from "./connection.js";
 import { at, clockTime, count, day, element, exactSpan, isNumber, seconds, span } from "./format.js";
 import { events } from "./service.js";
@@ -41,20 +42,6 @@ function coverageTold() {
 }
 
 // ---- tiles ----------------------------------------------------------------------------------------------
-
-function tile(name, value, under, kind = "") {
-  return element("div", { class: `tile ${kind}` }, element("dt", {}, name), element("dd", {}, element("strong", {}, value), element("span", { class: "under" }, ...[under].flat())));
-}
-
-function bar(parts, words) {
-  const made = element("span", { class: "bar", role: "img", "aria-label": words, title: words });
-  for (const [kind, amount] of parts.filter(([, amount]) => amount > 0)) {
-    const piece = element("i", { class: kind });
-    piece.style.flexGrow = amount;
-    made.append(piece);
-  }
-  return made;
-}
 
 function stepTile() {
   const step = seconds(state.step), late = runs() && isNumber(state.every) && isNumber(state.made) && now() - state.made > 2.5 * state.every;
@@ -150,14 +137,6 @@ function drawSwitches() {
   at("switches-hint").hidden = state.switches.length > 0;
   list("switches", [...state.switches].reverse(), ({ before, after, why, time }) =>
     element("li", { class: "alarm" }, element("small", { class: "when" }, `${utc(time)} UTC`), element("b", {}, `${before} → ${after}`), element("span", { class: "text" }, why)));
-}
-
-const listed = new Map();
-function list(id, rows, draw) {
-  const content = JSON.stringify(rows);
-  if (listed.get(id) === content) return;
-  listed.set(id, content);
-  at(id).replaceChildren(...rows.map(draw));
 }
 
 // ---- drawing --------------------------------------------------------------------------------------------
