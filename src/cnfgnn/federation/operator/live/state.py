@@ -14,7 +14,8 @@ from typing import Any
 from cnfgnn.errors import RunError
 from cnfgnn.federation.operator.tasks import is_active
 from cnfgnn.federation.server.live.models import recorded
-from cnfgnn.federation.server.status import TRAINING, read_status, when_old
+from cnfgnn.federation.server.status import STATUS, TRAINING, when_old
+from cnfgnn.files import read_json_or_empty
 from cnfgnn.live.learning.models import Record
 
 SITE_FIELDS = ("reachable", "present", "last_seen", "latency", "refused", "problem", "sensors", "bytes")
@@ -28,7 +29,7 @@ SHOWN = 5  # switches and trainings
 
 def live_state(kit: Path) -> dict[str, Any]:
     """The state of the task, of its model and of every site, as JSON."""
-    status = _read(kit)
+    status: Mapping[str, Any] = read_json_or_empty(kit / STATUS)
     active = is_active(status)
     status = when_old(kit, status) if active else status
     live, run, old = status.get("live") or {}, status.get("run"), status.get("old", "")
@@ -67,7 +68,7 @@ def _model(status: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]
 
 def _learning(kit: Path, record: Record) -> dict[str, Any]:
     """The last switches and trainings, and the training that is under way beside the task."""
-    beside = _read(kit, TRAINING)
+    beside = read_json_or_empty(kit / TRAINING)
     last = record.trainings[-1].time if record.trainings else 0.0
     ended = beside.get("state") == "failed" and float(beside.get("began") or 0.0) > last
     return {
@@ -87,11 +88,3 @@ def _record(kit: Path, run: str | None) -> Record:
         return recorded(kit, run)
     except RunError:  # the live task says so
         return Record((run,))
-
-
-def _read(kit: Path, *file: str) -> Mapping[str, Any]:
-    """A status; empty if it is missing, or damaged by a power cut."""
-    try:
-        return read_status(kit, *file) or {}
-    except RunError:
-        return {}
