@@ -37,7 +37,6 @@ class DataDescription:
     sensors       sensor ids, in the order of the rows
     rows          number of times
     step_seconds  time between two readings
-    edges         number of edges of the graph
     federation    more about data that are spread over sites; None in the simulator
     inputs        names of other variables and of covariates
     """
@@ -47,7 +46,6 @@ class DataDescription:
     sensors: list[str]
     rows: int
     step_seconds: int
-    edges: int | None = None
     federation: FederatedData | None = None
     inputs: InputNames = NO_NAMES
 
@@ -67,7 +65,6 @@ class DataDescription:
             federation = FederatedData(stored["first"], stored["id"], stored["sites"])
         return cls(
             **{key: stored[key] for key in kinds},
-            edges=stored.get("edges"),
             federation=federation,
             inputs=_names(stored),
         )
@@ -81,8 +78,6 @@ class DataDescription:
             "rows": self.rows,
             "step_seconds": self.step_seconds,
         }
-        if self.edges is not None:
-            stored["edges"] = self.edges
         if self.inputs != NO_NAMES:
             stored |= {kind: list(names) for kind, names in self.inputs._asdict().items()}
         if self.federation is not None:
@@ -105,15 +100,9 @@ def describe(data: Dataset) -> DataDescription:
         fingerprint=fingerprint(data),
         sensors=list(data.readings.ids),
         rows=len(data.readings.times),
-        step_seconds=step_seconds(data),
-        edges=data.graph.edges,
+        step_seconds=data.readings.step_seconds,
         inputs=InputNames.of(data.readings.others),
     )
-
-
-def step_seconds(data: Dataset) -> int:
-    """The time between two readings, in seconds."""
-    return data.readings.step_seconds
 
 
 def fingerprint(data: Dataset) -> str:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.description import step_seconds
 from cnfgnn.data.prepared_series import SUMS
 from cnfgnn.data.quality import clean
 from cnfgnn.data.windows import reported_steps
@@ -56,7 +55,9 @@ def predict(run: Run, data: Dataset) -> Predictions:
     n, t, rows = len(readings.ids), windows.horizon, len(readings.times)
     steps = reported_steps(t)
     days = DAYS if n <= MANY else DAYS_OF_MANY
-    first = max(int(windows.starts["test"][0]) + windows.history, rows - days * 86_400 // step_seconds(data))
+    first = max(
+        int(windows.starts["test"][0]) + windows.history, rows - days * 86_400 // readings.step_seconds
+    )
     sums, hours = torch.zeros(n, t, len(SUMS)).double(), torch.zeros(n, HOURS, len(SUMS)).double()
     forecasts = torch.full((len(steps), n, rows - first), torch.nan, dtype=torch.float64)
     bands = np.full((len(REPORTED), 2, n, rows - first), np.nan)

@@ -12,7 +12,6 @@ from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.algorithm.node_state import OWNER, THETA, TRUST
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.description import step_seconds
 from cnfgnn.data.inputs import INPUT_SCALES, with_inputs
 from cnfgnn.data.prepared_series import LINEAR, USUAL
 from cnfgnn.data.readings import Readings
@@ -91,7 +90,7 @@ def restore_best(
 
 def check_same_step(run: Run, data: Dataset) -> None:
     """Refuse readings at another pace than the run was trained on."""
-    step = step_seconds(data)
+    step = data.readings.step_seconds
     if step != run.data.step_seconds:
         problem = f"readings come every {step} s, but {run.folder} was trained on one every"
         raise DataError(data.readings.source, f"{problem} {run.data.step_seconds} s")

@@ -39,7 +39,6 @@ def describe_data(project: Project, graph: Graph, span: Span) -> DataDescription
         sensors=list(project.sensors),
         rows=span.rows,
         step_seconds=span.step,
-        edges=graph.edges,
         inputs=span.inputs,
         federation=FederatedData(
             first=span.first,
@@ -99,8 +98,7 @@ def memory_plan_of(run: Run) -> MemoryPlan | None:
     """The memory plan of a run that has begun: it also depends on sites that may be absent now."""
     if not run.started:
         return None
-    stored = run.events()[0].get("memory", {})
-    return MemoryPlan.from_json(stored) if stored else None
+    return MemoryPlan.from_json(run.events()[0]["memory"])
 
 
 def first_event(
