@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,16 @@ def test_a_pickle_that_asks_for_anything_else_is_refused(tmp_path, monkeypatch, 
     ):
         read_matrix(written(tmp_path / "adj_mx.pkl", evil))
     assert [file.name for file in tmp_path.iterdir()] == ["adj_mx.pkl"]
+
+
+def test_a_small_pickle_cannot_ask_for_much_memory():
+    far = (2**24).to_bytes(4, "little")
+    tracemalloc.start()
+    try:
+        assert unpickle(b"]r" + far + b"j" + far + b".") == []
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_pickle_cannot_change_what_later_pickles_get():

@@ -286,6 +286,15 @@ def test_hdf_of_an_old_pandas_has_nanoseconds_without_saying_so(tmp_path):
     assert str(readings.times[1]) == "2024-01-01T00:05:00"
 
 
+def test_hdf_with_a_time_zone_has_times_in_utc(tmp_path):
+    file = write_fixed(tmp_path / "x.h5", frame())
+    with h5py.File(file, "a") as opened:
+        opened["df/axis1"].attrs["tz"] = "Europe/Paris"
+    readings = read_readings(file)
+    assert readings.utc
+    assert str(readings.times[1]) == "2024-01-01T00:05:00"
+
+
 def test_hdf_of_table_format_restores_the_order_of_columns(tmp_path):
     table = frame(["b", "c", "a"])
     readings = read_readings(write_table(tmp_path / "x.h5", table, "c"))

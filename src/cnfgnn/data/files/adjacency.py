@@ -5,9 +5,10 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from cnfgnn.data.files.pickles import unpickle
 from cnfgnn.data.files.text import Row, Text, decimal_comma, number, open_text, reason, shown
@@ -23,6 +24,7 @@ SENSOR_COLUMNS = {
 EDGE_COLUMNS = {"from": ("from", "source", "sender", "src"), "to": ("to", "target", "receiver", "dst")}
 VALUE_COLUMNS = {"weight": ("weight", "w"), "distance": ("distance", "dist", "cost", "metres", "meters")}
 Kind = Literal["weight", "distance"]
+Number = TypeVar("Number", bound=np.floating[Any])
 
 
 class Edge(NamedTuple):
@@ -150,10 +152,18 @@ def read_plain_matrix(path: Path, ids: tuple[str, ...]) -> Graph:
     """The graph of a matrix in a .npy file, whose rows are those of the ids."""
     try:
         with path.open("rb") as file:
-            dense = np.load(file, allow_pickle=False).astype(np.float64)
+            dense = as_numbers(np.load(file, allow_pickle=False), np.float64)
     except Exception as problem:  # numpy raises any exception for a damaged file
         raise DataError(path, f"cannot be read as a matrix of numbers ({reason(problem)})") from None
     return _graph(path, ids, dense)
+
+
+def as_numbers(found: npt.NDArray[Any], kind: type[Number]) -> npt.NDArray[Number]:
+    """An array in another precision; ValueError if it does not hold numbers."""
+    if found.dtype.kind not in "biuf":
+        raise ValueError(f"it holds {found.dtype}")
+    with np.errstate(over="ignore"):  # Readings refuses what is too large
+        return found.astype(kind)
 
 
 def _graph(path: Path, ids: tuple[str, ...], dense: Floats) -> Graph:

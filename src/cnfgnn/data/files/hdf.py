@@ -14,7 +14,7 @@ from cnfgnn.data.files.pickles import unpickle
 from cnfgnn.data.files.text import shown
 from cnfgnn.errors import DataError
 
-HdfParts = tuple[npt.NDArray[Any], list[Any], list[tuple[list[Any], npt.NDArray[Any]]]]
+HdfParts = tuple[Any, list[Any], list[tuple[list[Any], npt.NDArray[Any]]]]
 
 
 def hdf_frame(file: h5py.File, path: Path) -> pd.DataFrame:
@@ -46,7 +46,9 @@ def _fixed_parts(group: h5py.Group) -> HdfParts:
             raise ValueError("it holds no readings")
         values = _typed(stored[()], _attribute(stored, "value_type"), labels[0])
         blocks.append((labels, values if stored.attrs["transposed"] else values.T))
-    return axis["axis1"], axis["axis0"].tolist(), blocks
+    in_zone = "tz" in group["axis1"].attrs  # then they are stored in UTC
+    index = pd.DatetimeIndex(axis["axis1"], tz="UTC") if in_zone else axis["axis1"]
+    return index, axis["axis0"].tolist(), blocks
 
 
 def _table_parts(group: h5py.Group) -> HdfParts:

@@ -23,7 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.files.adjacency import graph_of_own_distances, read_edges, read_matrix, read_plain_matrix
+from cnfgnn.data.files.adjacency import (
+    as_numbers,
+    graph_of_own_distances,
+    read_edges,
+    read_matrix,
+    read_plain_matrix,
+)
 from cnfgnn.data.files.text import reason
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.options import ReadingOptions
@@ -55,7 +61,7 @@ def read_npz(path: Path, options: ReadingOptions) -> Dataset:
     """PEMS03, 04, 07 or 08; `data.target` chooses among flow (the default), occupancy and speed."""
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            values = file["data"].astype(np.float32)
+            values = as_numbers(file["data"], np.float32)
     except Exception as problem:  # numpy raises any exception for a damaged file
         raise DataError(path, f"has no array called data ({reason(problem)})") from None
     if values.ndim != 3 or not 1 <= values.shape[2] <= len(CHANNELS):
@@ -63,7 +69,7 @@ def read_npz(path: Path, options: ReadingOptions) -> Dataset:
     channel = _channel(path, CHANNELS[: values.shape[2]], options)
     listed, distances = path.with_suffix(".txt"), path.with_suffix(".csv")
     if listed.is_file():
-        ids: tuple[str, ...] = tuple(listed.read_text(encoding="utf-8", errors="replace").split())
+        ids: tuple[str, ...] = tuple(listed.read_text(encoding="utf-8-sig", errors="replace").split())
     else:
         ids = tuple(map(str, range(values.shape[1])))
     readings = _readings(path, path.stem, values[..., channel], ids)
@@ -114,7 +120,7 @@ class _Description:
             minutes = int(found["frequency (minutes)"])
             if min(shape) < 1 or len(shape) not in (2, 3) or not features:
                 raise ValueError("shape")
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as problem:
             wanted = f"name, shape, {of_times} and frequency (minutes)"
             told = f"does not describe data of BasicTS by {wanted} ({reason(problem)})"
             raise DataError(path, told) from None
@@ -165,11 +171,11 @@ def _array(path: Path) -> Numbers:
     """(T n), from an array (T n) or (T n k), of which the first of k is taken."""
     try:
         found = np.load(path, allow_pickle=False)
-        if found.ndim not in (2, 3) or found.dtype.kind not in "fiu":
-            raise ValueError(f"{found.dtype} of shape {found.shape}")
+        if found.ndim not in (2, 3) or 0 in found.shape:
+            raise ValueError(f"its shape is {found.shape}")
+        return as_numbers(found if found.ndim == 2 else found[..., 0], np.float32)
     except Exception as problem:  # numpy raises any exception for a damaged file
         raise DataError(path, f"cannot be read as rows of numbers ({reason(problem)})") from None
-    return np.asarray(found if found.ndim == 2 else found[..., 0], dtype=np.float32)
 
 
 def _readings(
