@@ -56,9 +56,9 @@ def test_pems_files_have_flow_their_distances_and_the_dates_of_the_data_set(tmp_
 
 def test_pems03_names_its_sensors_in_a_list(tmp_path):
     file = npz(tmp_path, "PEMS03")
-    (tmp_path / "PEMS03.txt").write_text("313\n402\n99\n")
-    (tmp_path / "PEMS03.csv").write_text("from,to,distance\n402,99,1.5\n")
-    assert ("402", "99") in edges_of(load(file))
+    (tmp_path / "PEMS03.txt").write_bytes(b"\xef\xbb\xbf313\r\n402\r\n99\r\n")
+    (tmp_path / "PEMS03.csv").write_text("from,to,distance\n402,313,1.5\n")
+    assert ("402", "313") in edges_of(load(file))
 
 
 def test_basicts_keeps_the_gaps_that_its_time_of_day_shows(tmp_path):
@@ -99,6 +99,10 @@ BAD_PARTS = {
         lambda folder: np.save(folder / "val_data.npy", np.array([[Path("/")]])),
         "val_data.npy: cannot be read as rows of numbers",
     ),
+    "no features": (
+        lambda folder: np.save(folder / "val_data.npy", np.ones((1, 3, 0))),
+        "val_data.npy: cannot be read as rows of numbers",
+    ),
     "short": (
         lambda folder: np.save(folder / "val_data.npy", np.ones((2, 3))),
         "have the shape (6, 3), not (5, 3) as in meta.json",
@@ -114,6 +118,10 @@ BAD_PARTS = {
     "described": (
         lambda folder: (folder / "meta.json").write_text("{}"),
         "does not describe data of BasicTS by name, shape, timestamps_description",
+    ),
+    "nested": (
+        lambda folder: (folder / "meta.json").write_text("[" * 100_000),
+        "meta.json: does not describe data of BasicTS",
     ),
 }
 
@@ -146,14 +154,18 @@ def test_a_traffic_file_takes_a_plain_matrix_of_its_sensors(tmp_path):
     np.save(tmp_path / "adj_mx.npy", np.eye(2))
     with pytest.raises(DataError, match=r"adj_mx\.npy: 3 ids do not match a matrix of shape \(2, 2\)"):
         load(file)
-    np.save(tmp_path / "adj_mx.npy", np.array([[Path("/")]]))
-    with pytest.raises(DataError, match=r"adj_mx\.npy: cannot be read as a matrix of numbers"):
-        load(file)
+    for other in (np.array([[Path("/")]]), np.eye(3) * 1j, np.zeros((3, 3), "M8[s]"), np.full((3, 3), "1")):
+        np.save(tmp_path / "adj_mx.npy", other)
+        with pytest.raises(DataError, match=r"adj_mx\.npy: cannot be read as a matrix of numbers"):
+            load(file)
 
 
 BAD = {
     "no array": (lambda folder: (folder / "PEMS04.npz").write_bytes(b"PK"), "has no array called data"),
     "flat": (lambda folder: npz(folder, values=np.ones((4, 3))), "not (times, sensors, 1 to 3)"),
+    "complex": (lambda folder: npz(folder, values=VALUES * 1j), "PEMS04.npz: has no array called data"),
+    "days": (lambda folder: npz(folder, values=VALUES.astype("M8[D]")), "no array called data (it holds"),
+    "large": (lambda folder: npz(folder, values=VALUES * 1e300), "a reading beyond 1e+12 is not plausible"),
     "unknown sensor": (
         lambda folder: (folder / "PEMS04.csv").write_text("from,to,cost\n0,7,1\n"),
         "PEMS04.csv, line 2: has a sensor that PEMS04.npz does not have",
@@ -181,6 +193,7 @@ def test_files_without_known_dates_and_variables_are_refused(tmp_path):
 BAD_BASICTS = {
     "shape": ({"shape": [5, 3, 3]}, "data.dat: is not as large as the shape (5, 3, 3)"),
     "no shape": ({"shape": None}, "desc.json: does not describe data of BasicTS"),
+    "endless": ({"frequency (minutes)": float("inf")}, "desc.json: does not describe data of BasicTS"),
     "pace": ({"frequency (minutes)": 60}, "desc.json: has a reading every 60 minutes"),
     "dates": ({"name": "ETTh1"}, "those of 'ETTh1' are not known"),
 }
@@ -205,12 +218,42 @@ def test_a_part_of_a_traffic_file_is_the_same_data(tmp_path):
     adjacency(source.with_name("adj_mx.pkl"), IDS, [[1, 0.5, 0], [0, 1, 0], [0.25, 0, 1]])
     source.with_name("graph_sensor_locations.csv").write_text("1,0,0\n2,0,1\n3,0,2\n")
     listed = tmp_path / "list.txt"
-    listed.write_text("# two of three\n3\n\n1  # the first\n")
+    listed.write_bytes(b"\xef\xbb\xbf3\r\n# two of three\r\n\r\n1  # the first\r\n")
     said("data", "cut", source, tmp_path / "part", "--sensors", listed)
     expected, found = load(source).select(["3", "1"]), load(tmp_path / "part")
     assert fingerprint(found) == fingerprint(expected)
     assert found.name == "part"
     assert edges_of(found)["3", "1"] == 0.25
+
+
+def test_a_part_of_a_traffic_file_is_one_whatever_its_folder_is_called(tmp_path):
+    source = traffic(tmp_path / "metr-la.h5")
+    np.save(tmp_path / "adj_mx.npy", np.eye(3))
+    said("data", "cut", source, tmp_path / "readings")
+    found = load(tmp_path / "readings")
+    assert found.readings.missing.any()
+    assert fingerprint(found) == fingerprint(load(source))
+
+
+def test_a_part_of_a_traffic_file_in_utc_stays_in_utc(tmp_path):
+    source, zone = traffic(tmp_path / "metr-la.h5"), "data.timezone=-08:00"
+    np.save(tmp_path / "adj_mx.npy", np.eye(3))
+    said("data", "cut", source, tmp_path / "part", "--set", zone)
+    expected, found = load(source, timezone="-08:00").readings, load(tmp_path / "part").readings
+    assert expected.utc
+    assert found.utc
+    np.testing.assert_array_equal(found.times, expected.times)
+
+
+def test_a_part_keeps_the_variables_apart_whichever_is_forecast(tmp_path):
+    lake = own(tmp_path / "lake", edges=EDGES)
+    (lake / "variables").mkdir()
+    (lake / "variables" / "flow.csv").write_text((lake / "readings.csv").read_text().replace(",1,", ",7,"))
+    said("data", "cut", lake, tmp_path / "part", "--set", "data.target=flow")
+    for target in ("flow", "readings"):
+        found, expected = (load(folder, target=target).readings for folder in (tmp_path / "part", lake))
+        np.testing.assert_array_equal(found.values, expected.values)
+        assert [one.name for one in found.others] == [one.name for one in expected.others]
 
 
 def test_a_time_span_of_own_data_is_a_folder_like_it(tmp_path):
@@ -223,8 +266,13 @@ def test_a_time_span_of_own_data_is_a_folder_like_it(tmp_path):
 BAD_CUTS = {
     "unknown sensor": (["--sensors", "list.txt"], "list.txt, line 1: sensor 'z' is not in the readings"),
     "no list": (["--sensors", "lost.txt"], "lost.txt: cannot be read as a list of sensors"),
-    "span": (["--to", "2023-01-01"], "has no readings in that span"),
+    "no text": (["--sensors", "lake"], "lake: cannot be read as a list of sensors"),
+    "span": (["--to", "2023-01-01"], "has 0 rows in that span, and at least two are needed"),
+    "one row": (["--to", "2024-01-01 00:05"], "has 1 rows in that span"),
     "time": (["--from", "soon"], "needs a time like 2024-01-31 08:05, not 'soon'"),
+    "no time": (["--from", "NaT"], "needs a time like"),
+    "offset": (["--to", "2024-01-01T00:10+01:00"], "needs a time like"),
+    "no such day": (["--to", "2024-02-30"], "needs a time like"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from cnfgnn.data.dataset import Dataset
     from cnfgnn.data.readings import Readings
+
+TIME = re.compile(r"\d{4}(-\d\d){1,2}([ T]\d\d:\d\d(:\d\d)?)?", re.A)
 
 data_app = typer.Typer(
     no_args_is_help=True,
@@ -185,8 +188,9 @@ def cut(
             data = data.select(_listed_sensors(sensors, data.readings.ids))
         times = data.readings.times
         kept = (times >= _time("--from", begin, times[0])) & (times < _time("--to", end, times[-1] + 1))
-        if not kept.any():
-            raise DataError(path, f"has no readings in that span: it has {times[0]} to {times[-1]}")
+        if kept.sum() < 2:
+            problem = f"has {kept.sum()} rows in that span, and at least two are needed"
+            raise DataError(path, f"{problem}: it has {times[0]} to {times[-1]}")
         data = replace(data, name=out.absolute().name, readings=rows_of(data.readings, kept))
         write = write_traffic if zeros_are_missing(path) else write_folder
         write(data, folder)
@@ -196,7 +200,7 @@ def cut(
 def _listed_sensors(path: Path, known: tuple[str, ...]) -> list[str]:
     """The sensors that a file lists."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(path, f"cannot be read as a list of sensors ({error})") from None
     listed: list[str] = []
@@ -216,6 +220,8 @@ def _time(option: str, text: str, otherwise: np.datetime64) -> np.datetime64:
     import numpy as np
 
     try:
+        if text and not TIME.fullmatch(text):  # such as an offset, which NumPy would follow
+            raise ValueError
         return np.datetime64(text, "s") if text else otherwise
     except ValueError:
         raise ConfigError(option, f"needs a time like 2024-01-31 08:05, not {text!r}") from None

@@ -9,18 +9,26 @@ import numpy as np
 import pandas as pd
 
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.files.folder import zeros_are_missing_in
 from cnfgnn.data.files.input_files import COVARIATES, VARIABLES
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import UNNAMED, Readings
 from cnfgnn.files import make_folder, write_whole
 
 
 def write_folder(data: Dataset, out: Path) -> None:
     """Write readings, further inputs, positions and graph into a folder."""
     write_network(data, out)
-    _write_readings(data.readings, out / "readings.csv")
-    for one in data.readings.others:
-        folder = make_folder(out / (COVARIATES if one.known_ahead else VARIABLES))
-        _write_readings(one.readings, folder / f"{one.name}.csv")
+    readings, first = data.readings, out / "readings.csv"
+    files = {
+        out / (COVARIATES if one.known_ahead else VARIABLES) / f"{one.name}.csv": one.readings
+        for one in readings.others
+    }
+    unnamed = files.pop(out / VARIABLES / f"{UNNAMED}.csv", None)
+    if unnamed is not None:  # another variable than that of readings.csv is forecast
+        files[first], first = unnamed, out / VARIABLES / f"{readings.variable}.csv"
+    for path, content in ({first: readings} | files).items():
+        make_folder(path.parent)
+        _write_readings(content, path)
 
 
 def write_traffic(data: Dataset, out: Path) -> None:
@@ -33,7 +41,10 @@ def write_traffic(data: Dataset, out: Path) -> None:
     times = readings.times.astype("datetime64[ns]").view(np.int64)
     regular = {f"{axis}_variety": "regular" for axis in ("axis0", "axis1", "block0_items")}
     text = {"encoding": "UTF-8", "errors": "strict", "pandas_version": "0.15.2", "pandas_type": "frame"}
-    with h5py.File(out / f"{data.name}.h5", "w") as file:  # pandas' fixed format, without PyTables
+    path = out / f"{data.name}.h5"
+    if not zeros_are_missing_in(path):  # a folder called readings
+        path = out / "traffic.h5"
+    with h5py.File(path, "w") as file:  # pandas' fixed format, without PyTables
         group = file.create_group("df")
         group.attrs.update({"ndim": 2, "nblocks": 1})
         for name, value in (text | regular).items():
@@ -43,6 +54,8 @@ def write_traffic(data: Dataset, out: Path) -> None:
             _set_text(group[name], "kind", "string")
         group["axis1"] = times
         _set_text(group["axis1"], "kind", "datetime64[ns]")
+        if readings.utc:
+            _set_text(group["axis1"], "tz", "UTC")
         group["block0_values"] = readings.values
         group["block0_values"].attrs["transposed"] = np.uint8(1)
 
