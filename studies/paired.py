@@ -21,6 +21,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from cnfgnn.runs.record import commit, write_json
@@ -45,16 +46,21 @@ class Row(NamedTuple):
     def verdict(self) -> str:
         if self.days < LEAST:
             return f"too few to draw from: {self.days}"
-        if self.low <= 0 <= self.high:
-            return "no difference shown"
-        return "a is better" if self.high < 0 else "b is better"
+        if self.high < 0:
+            return "a is better"
+        return "b is better" if self.low > 0 else "no difference shown"
 
 
 def compare(a: pd.DataFrame, b: pd.DataFrame, metric: str, masked: bool, days: int, seed: int) -> list[Row]:
     """A row for each step ahead, and one for all of them."""
     if (a["issued"].dt.tz is None) != (b["issued"].dt.tz is None):
         raise SystemExit("the times of one file are in UTC, those of the other in no time zone")
+    if a.duplicated(KEY).any() or b.duplicated(KEY).any():
+        raise SystemExit("a file has several forecasts of the same sensor, time and step")
     both = a.merge(b, on=KEY, suffixes=("_a", "_b"))
+    for column in ("truth", "observed"):
+        if not both[f"{column}_a"].equals(both[f"{column}_b"]):
+            raise SystemExit("the two files hold different readings, or count others as missing")
     both = both[both["observed_a"] if masked else both["truth_a"].notna()]
     if not len(both):
         raise SystemExit("the two files have no forecast of the same sensor, time and step in common")
@@ -67,21 +73,27 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, metric: str, masked: bool, days: i
         total = np.zeros((len(blocks.categories), len(steps.categories)))
         np.add.at(total, (blocks.codes, steps.codes), error**2 if metric == "rmse" else error)
         sums.append(total)
-    count = len(blocks.categories)
-    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), DRAWS)
-    weights = np.concatenate([np.ones((1, count)), drawn])  # the first draw is the data themselves
     every = {str(step): [place] for place, step in enumerate(steps.categories)}
     rows = []
     for name, columns in (every | {"all": list(range(len(every)))}).items():
-        of_a, of_b, forecasts = (weights @ total[:, columns].sum(axis=1) for total in sums)
+        has = sums[-1][:, columns].any(axis=1)  # blocks with forecasts so many steps ahead
+        weights = _draws(int(has.sum()), seed)
+        of_a, of_b, forecasts = (weights @ total[has][:, columns].sum(axis=1) for total in sums)
         errors_a, errors_b = of_a / forecasts, of_b / forecasts
         if metric == "rmse":
             errors_a, errors_b = np.sqrt(errors_a), np.sqrt(errors_b)
         apart = errors_a - errors_b
         bounds = np.quantile(apart[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        low, high = apart[0] + (bounds - apart[0]) * _widening(count)
-        rows.append(Row(name, float(errors_a[0]), float(errors_b[0]), float(low), float(high), count))
+        low, high = apart[0] + (bounds - apart[0]) * _widening(len(weights[0]))
+        errors = float(errors_a[0]), float(errors_b[0])
+        rows.append(Row(name, *errors, float(low), float(high), len(weights[0])))
     return rows
+
+
+def _draws(count: int, seed: int) -> npt.NDArray[np.float64]:
+    """(draws count): how often each block is drawn; the first draw is the data themselves."""
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), DRAWS)
+    return np.concatenate([np.ones((1, count)), drawn])
 
 
 def _widening(count: int) -> float:
@@ -104,6 +116,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.record is not None and given.data is None:
         parser.error("--record: say with --data what was forecast")
+    if given.days < 1:
+        parser.error(f"--days: at least 1, not {given.days}")
     names = {"a": Path(given.a).stem, "b": Path(given.b).stem}
     if given.record is not None and (given.days != 1 or names["a"] == names["b"]):
         parser.error("--record: a table has single days, and two files that are named after what they are")

@@ -159,6 +159,37 @@ def test_times_with_and_without_a_zone_are_not_compared() -> None:
         compare(here, utc, "rmse", masked=True, days=1, seed=0)
 
 
+def test_files_of_other_readings_or_with_repeated_rows_are_not_compared() -> None:
+    ours, theirs = forecasts(1, 1, 25), forecasts(1, 2, 25)
+    others = theirs.assign(truth=theirs["truth"] + 30, forecast=theirs["forecast"] + 30)
+    for other in (others, theirs.assign(observed=True), theirs.assign(truth=np.float32(np.nan))):
+        with pytest.raises(SystemExit, match="hold different readings"):
+            compare(ours, other, "rmse", masked=True, days=1, seed=0)
+    with pytest.raises(SystemExit, match="several forecasts of the same sensor, time and step"):
+        compare(ours, pd.concat([theirs, theirs]), "rmse", masked=True, days=1, seed=0)
+
+
+def test_what_is_no_number_or_rests_on_few_days_is_not_better() -> None:
+    ours, theirs = forecasts(2, 1, 25), forecasts(1, 2, 25)
+    theirs.loc[7, "forecast"] = np.nan
+    found = compare(ours, theirs, "rmse", masked=False, days=1, seed=0)[-1]
+    assert found.verdict == "no difference shown"
+    ours, theirs = (one[(one["step"] < 3) | (one.index < 72)] for one in (ours, forecasts(1, 2, 25)))
+    first, *_, last = compare(ours, theirs, "rmse", masked=False, days=1, seed=0)[:3]
+    assert (first.days, last.days) == (25, 1)
+    assert last.verdict == "too few to draw from: 1"
+
+
+@pytest.mark.parametrize("days", ["0", "-1"])
+def test_blocks_have_a_day_at_least(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], days: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["paired.py", "a.parquet", "b.parquet", "--days", days])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--days: at least 1" in capsys.readouterr().err
+
+
 def test_trees_refuse_bad_places_and_data_before_they_grow(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
