@@ -249,11 +249,12 @@ def _mean(value: Any) -> float:
 
 
 def _settings(record: Record) -> dict[str, str]:
-    """Its precision, and what a run was told beyond its method and the data set's published settings, but
-    for `data.missing`, which is the same in a table. One that was told nothing has the default settings."""
+    """Its precision, the run that it went on from, and what it was told beyond its method and the published
+    settings of the data set, but for `data.missing`, which is the same in a table. One that was told nothing
+    has the default settings."""
     method, size, like = record["method"], _size(record), _like(record["data"]["name"])
     near = record.get("preset", {}).get("like", like) or None
-    told: dict[str, Any] = dict(record.get("settings", {}))
+    told: dict[str, Any] = dict(record.get("settings", {})) | {k: record[k] for k in ("from",) if k in record}
     if near is None and size == SMALL and told.keys() <= {PRECISION}:
         return told if record["seed"] is None else {PRECISION: FULL} | told
     try:

@@ -230,6 +230,14 @@ def test_the_same_settings_are_recognised_however_a_record_tells_them(written: C
     ]
 
 
+def test_a_run_that_went_on_from_another_one_has_a_line_of_its_own(written: Callable[..., None]) -> None:
+    written("both", of_traffic("metr-la"), of_traffic("metr-la", rmse=1.0) | {"from": "round 3 of old"})
+    assert lines("both", "rmse") == [
+        "gru-fedavg | 2.000 | 1 | abc1234",
+        "gru-fedavg, from = round 3 of old | 1.000 | 1 | abc1234",
+    ]
+
+
 def test_pooled_methods_and_those_of_others_say_so_and_send_nothing(written: Callable[..., None]) -> None:
     told = {"compute.precision": "tf32", "training.loss": "square", "data.missing": "as-truth"}
     peer = of_traffic("metr-la", "Some Net, pooled", settings=told | {"cut off after": "9 s"}, bytes=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import checksum
 from cnfgnn.errors import CnfgnnError, DataError, RunError, StorageError
+from cnfgnn.runs import record
 from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.events import plain
 from cnfgnn.runs.folder import Run
@@ -185,14 +187,47 @@ def test_events_tell_the_whole_story(finished: Path) -> None:
 def test_a_finished_run_leaves_a_record_for_tables(finished: Path) -> None:
     """It says what was measured, with which settings and on which data, and names no path of this machine."""
     run, text = Run.open(finished), (finished / "record.json").read_text()
-    record = json.loads(text)
-    assert record["errors"]["overall"] == run.test()["overall"]
-    assert record["data"]["checksum"] == checksum(network().readings)
-    assert (record["method"], record["preset"]) == (run.config.method, {"size": "63k", "like": ""})
-    assert record["settings"]["training.rounds"] == run.config.training.rounds
-    assert record["bytes"]["per_node"] == run.progress.best.training_bytes.per_node
-    assert record["version"] == __version__
+    found = json.loads(text)
+    assert found["errors"]["overall"] == run.test()["overall"]
+    assert found["data"]["checksum"] == checksum(network().readings)
+    assert (found["method"], found["preset"]) == (run.config.method, {"size": "63k", "like": ""})
+    assert found["settings"]["training.rounds"] == run.config.training.rounds
+    assert found["bytes"]["per_node"] == run.progress.best.training_bytes.per_node
+    assert found["version"] == __version__
     assert "/" not in text.replace("+cpu", "")
+
+
+def test_the_commit_is_that_of_the_code_with_a_mark_for_any_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of another package, or of a study; a repository that only holds an installed copy says nothing."""
+    monkeypatch.delenv(record.COMMIT, raising=False)
+    file = tmp_path / "src" / "cnfgnn" / "runs" / "record.py"
+    other, study = tmp_path / "src" / "cnfgnn" / "models" / "encoder.py", tmp_path / "studies" / "new.py"
+    for path in (file, other, study):
+        path.parent.mkdir(parents=True)
+    file.touch()
+    other.touch()
+    monkeypatch.setattr(record, "__file__", str(file))
+
+    def git(*command: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
+        done = ["git", "-C", str(tmp_path), *who, *command]
+        return subprocess.run(done, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "theirs")
+    assert record.commit.__wrapped__() is None
+    git("add", ".")
+    git("commit", "-q", "-m", "ours")
+    head = git("rev-parse", "--short=7", "HEAD")
+    (tmp_path / "record.json").touch()
+    assert record.commit.__wrapped__() == head
+    study.touch()
+    assert record.commit.__wrapped__() == f"{head}+"
+    study.unlink()
+    other.write_text("changed")
+    assert record.commit.__wrapped__() == f"{head}+"
 
 
 def test_tensorboard_has_the_curves(finished: Path) -> None:

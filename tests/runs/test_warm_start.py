@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,8 @@ def test_a_run_goes_on_with_newer_readings_and_other_sensors(earlier: Run, tmp_p
     assert (run.origin.run, run.origin.round) == (str(earlier.folder), earlier.progress.best.r_g)
     event = run.events()[0]["from"]
     assert (event["new_sensors"], event["sensors_gone"]) == ([], ["s4"])
+    record = json.loads((run.folder / "record.json").read_text())
+    assert record["from"] == f"round {run.origin.round} of {earlier.folder.name}"
     assert run.scaler == earlier.scaler
 
 

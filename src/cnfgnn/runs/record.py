@@ -35,13 +35,14 @@ OF_THE_PLACE = ("data.path", "method", "seed", "compute.device", "compute.memory
 def write_record(run: Run, readings: Readings, scores: Scores) -> None:
     """Leave the record of a finished run in its folder."""
     best, events = run.progress.best, run.events()
-    windows = int(events[0]["windows"]["train"])
+    windows, origin = int(events[0]["windows"]["train"]), run.origin
     nearest, settings = settings_that_differ(run.config, run.data.name, windows)
     record = {
         "method": method_of(run.config.method).name,
         "preset": nearest,
         "settings": settings,
         "seed": run.config.seed,
+        **({"from": f"round {origin.round} of {Path(origin.run).name}"} if origin else {}),
         **about(run.data.name, readings),
         "errors": scores.summary(),
         "bytes": vars(best.training_bytes),
@@ -90,14 +91,18 @@ def settings_that_differ(config: Config, data: str, windows: int) -> tuple[Mappi
 
 @cache
 def commit() -> str | None:
-    """The commit of the code, with + if files were changed since; None if that is not known."""
+    """The commit of the code, with + if any Python file was changed since; None if that is not known."""
     if known := os.environ.get(COMMIT):
         return known
     here = ["git", "-C", str(Path(__file__).parent)]
     with suppress(OSError, subprocess.SubprocessError):
-        head, changed = (
+        _, head, changed = (
             subprocess.run([*here, *command], capture_output=True, text=True, timeout=10, check=True).stdout
-            for command in (["rev-parse", "--short=7", "HEAD"], ["status", "--porcelain", "--", "."])
+            for command in (
+                ["ls-files", "--error-unmatch", Path(__file__).name],  # not a copy inside another repository
+                ["rev-parse", "--short=7", "HEAD"],
+                ["status", "--porcelain", "--untracked-files=all", "--", ":(top)*.py"],
+            )
         )
         return head.strip() + ("+" if changed.strip() else "")
     return None
