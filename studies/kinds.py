@@ -43,7 +43,7 @@ from cnfgnn.algorithm.server import Server
 from cnfgnn.config.toml import parse_change
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import rows_of
-from cnfgnn.data.windows import SPLITS
+from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.runs.baselines import all_baselines
 from cnfgnn.runs.scores import Scores
 from cnfgnn.runs.simulation import simulate
@@ -59,8 +59,11 @@ SIMPLE = ("last value", "yesterday", "last week", "daily average", "ridge", TREE
 
 
 def before(data: Dataset, origin: float) -> Dataset:
-    """The readings before a share of the rows."""
-    return replace(data, readings=rows_of(data.readings, slice(0, int(len(data.readings.times) * origin))))
+    """The readings before a share of the rows, and before the first target of the test split."""
+    rows = len(data.readings.times)
+    windows = Windows.of(rows)
+    first = int(windows.starts["test"][0]) + windows.history
+    return replace(data, readings=rows_of(data.readings, slice(0, min(first, int(rows * origin)))))
 
 
 def measured(
@@ -182,7 +185,6 @@ def main() -> None:
     options = parser.parse_args()
     if not 0 < options.origin <= BEFORE_TEST:
         parser.error(f"--origin: at most {BEFORE_TEST}, where the test split begins, not {options.origin}")
-    origin = 1.0 if options.spend_test_split else options.origin
     changes = {**dict(parse_change(text) for text in options.changes), "seed": options.seed}
     doubts = [] if options.untrained else options.doubts
     head = (*HEAD, *(f"doubt {doubt:g}" for doubt in doubts))
@@ -193,7 +195,9 @@ def main() -> None:
             if options.write is not None:
                 print(folder)
                 continue
-            data = before(cnfgnn.load(folder), origin)
+            data = cnfgnn.load(folder)
+            if not options.spend_test_split:
+                data = before(data, options.origin)
             row = measured(name, data, changes, not options.untrained, doubts, options.lightgbm)
             print(as_line(row), flush=True)
             if options.json is not None:

@@ -1,0 +1,21 @@
+"""Kinds of data are compared before the test split."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from cnfgnn.data.windows import Windows
+from tests.conftest import network
+
+
+def test_no_target_of_the_test_split_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "studies"))
+    kinds = importlib.import_module("kinds")
+    for rows in (100, 233):
+        windows = Windows.of(rows)
+        kept = kinds.before(network(6, rows), kinds.BEFORE_TEST).readings
+        assert len(kept.times) == windows.starts["test"][0] + windows.history
+        assert len(kinds.before(network(6, rows), 0.5).readings.times) == rows // 2
