@@ -59,7 +59,8 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, metric: str, masked: bool, days: i
         raise SystemExit("a file has several forecasts of the same sensor, time and step")
     both = a.merge(b, on=KEY, suffixes=("_a", "_b"))
     for column in ("truth", "observed"):
-        if not both[f"{column}_a"].equals(both[f"{column}_b"]):
+        of_a, of_b = (both[f"{column}_{name}"].to_numpy(np.float32) for name in "ab")
+        if not np.array_equal(of_a, of_b, equal_nan=True):
             raise SystemExit("the two files hold different readings, or count others as missing")
     both = both[both["observed_a"] if masked else both["truth_a"].notna()]
     if not len(both):

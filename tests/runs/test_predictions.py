@@ -165,6 +165,8 @@ def test_files_of_other_readings_or_with_repeated_rows_are_not_compared() -> Non
     for other in (others, theirs.assign(observed=True), theirs.assign(truth=np.float32(np.nan))):
         with pytest.raises(SystemExit, match="hold different readings"):
             compare(ours, other, "rmse", masked=True, days=1, seed=0)
+    as_float32 = theirs.astype({"truth": np.float32})
+    assert compare(ours, as_float32, "rmse", masked=True, days=1, seed=0)
     with pytest.raises(SystemExit, match="several forecasts of the same sensor, time and step"):
         compare(ours, pd.concat([theirs, theirs]), "rmse", masked=True, days=1, seed=0)
 
