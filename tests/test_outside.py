@@ -7,10 +7,11 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ from cnfgnn.algorithm.messages.calls import Call
 from cnfgnn.algorithm.messages.number_rules import write_numbers
 from cnfgnn.algorithm.messages.settings import NodeSettings
 from cnfgnn.algorithm.messages.shapes import Sizes
-from cnfgnn.algorithm.server import Alternating
+from cnfgnn.algorithm.server import Alternating, Split
+from cnfgnn.cli.settings import methods
 from cnfgnn.config import outside, toml
 from cnfgnn.config.settings import Config, ModelConfig
 from cnfgnn.errors import ConfigError
@@ -131,15 +133,72 @@ def test_a_configuration_without_it_is_written_as_before() -> None:
     assert "own" not in toml.dump(Config())
 
 
-@pytest.mark.parametrize("name", ["at-fedavg", "Mine", "a/b", "os.path:join"])
-def test_a_name_that_is_taken_or_is_none_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["at-fedavg", "cnfgnn", "Mine", "a/b", "os.path:join", None])
+def test_a_name_that_is_taken_or_is_none_is_refused(name: Any) -> None:
     with pytest.raises(ConfigError, match="a package cannot add"):
         cnfgnn.register(cnfgnn.Method(name, "x", "split", "average", True))
 
 
-def test_a_preset_that_cannot_be_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match="epochs"):
-        cnfgnn.register(cnfgnn.Method("mine", "x", "split", "average", True, settings={"training.epochs": 1}))
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"training.epochs": 1}, "epochs"),
+        ({"model.embedding": 0}, r"model\.embedding: mine needs at least 1"),
+        ({}, r"training\.optimizer_state: mine takes one optimiser step"),
+    ],
+)
+def test_a_preset_that_cannot_be_trained_is_refused_at_once(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        cnfgnn.register(cnfgnn.Method("mine", "x", "split", "average", True, settings=settings))
+    assert "mine" not in cnfgnn.METHODS
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (("alternate", "average", True), "the strategy of mine cannot be 'alternate' .valid: alternating"),
+        (("alternating", "avg", True), "the sharing of mine, which is alternating, cannot be 'avg'"),
+        (("alternating", "pooled", True), "cannot be 'pooled' .valid: keep, average"),
+        (("pooled", "average", True), "which is pooled, cannot be 'average' .valid: pooled"),
+        (("split", "average", False), "mine needs a Graph Network, because its strategy is split"),
+    ],
+)
+def test_a_misspelt_strategy_or_sharing_is_no_other_method(row: tuple[Any, Any, bool], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        cnfgnn.Method("mine", "x", *row)
+
+
+def test_only_a_method_can_be_registered() -> None:
+    with pytest.raises(ConfigError, match=r"a cnfgnn\.Method can be registered, not 'at'"):
+        cnfgnn.register("at")  # type: ignore[arg-type]
+
+
+def own_of(kind: Any, default: Any, **declared: Any) -> type:
+    """A dataclass of one setting."""
+    return make_dataclass("Own", [("a", kind, cnfgnn.setting(default, "A.", **declared))], frozen=True)
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        (make_dataclass("Own", [("a", int, 2)]), "need `cnfgnn.setting` with a sentence of help"),
+        (
+            make_dataclass("Own", [("a", int, 2), ("b", int, cnfgnn.setting(1, "B."))]),  # could not be read
+            "need `cnfgnn.setting` with a sentence of help, each of them",
+        ),
+        (Smoothing(), "must be a dataclass, not Smoothing"),
+        (own_of(dict, None), r"own\.a: mine cannot have a setting of the type <class 'dict'> .valid: int"),
+        (own_of(int | None, None), r"own\.a: mine cannot have a setting"),
+        (own_of(tuple[str, ...], ("x",)), r"own\.a: mine cannot have a setting"),
+        (own_of(Smoothing, Smoothing()), r"own\.a: mine cannot have a setting"),
+        (own_of(str, None), r"own\.a: takes text, not None"),
+        (own_of(int, 0, at_least=1), r"own\.a: must be at least 1, not 0"),
+    ],
+)
+def test_settings_that_a_run_could_not_keep_are_refused(own: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        cnfgnn.register(cnfgnn.Method("mine", "x", "alternating", "average", True, own=own))
+    assert "mine" not in cnfgnn.METHODS
 
 
 # ---- training --------------------------------------------------------------------------------------------
@@ -241,9 +300,12 @@ def offer(folder: Path, package: str, name: str, value: str, code: str = "") -> 
 
 
 def test_packages_are_listed_without_being_loaded_and_one_that_fails_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    offer(tmp_path, "broken_one", "broken", "broken_one:METHOD", "raise RuntimeError('no luck')")
+    offer(
+        tmp_path, "broken_one", "broken", "broken_one:METHOD", "raise RuntimeError('[/no] luck\\n\\nat all')"
+    )
+    offer(tmp_path, "leaver", "leaving", "leaver:METHOD", "raise SystemExit('bye')")
     offer(tmp_path, "another", "another", "another:METHOD", "METHOD = 3")
     offer(tmp_path / "b", "twin_a", "twins", "twin_a:METHOD")
     offer(tmp_path / "b", "twin_b", "twins", "twin_b:METHOD")
@@ -254,14 +316,20 @@ def test_packages_are_listed_without_being_loaded_and_one_that_fails_is_named(
     assert {"broken", "another", "twins"} <= set(cnfgnn.METHODS)
     assert "broken" in cnfgnn.METHODS
     assert "broken_one" not in sys.modules
-    with pytest.raises(ConfigError, match=r"broken_one, which offers broken.*RuntimeError: no luck"):
+    with pytest.raises(ConfigError, match=r"broken_one, which offers broken.*RuntimeError: \[/no\] luck\)$"):
         cnfgnn.preset("broken")
+    with pytest.raises(ConfigError, match=r"leaver, which offers leaving.*SystemExit: bye\)$"):
+        cnfgnn.preset("leaving")
     with pytest.raises(ConfigError, match=r"another must be a cnfgnn\.Method of this name"):
         cnfgnn.preset("another")
     with pytest.raises(ConfigError, match="offered by twin_a and twin_b"):
         cnfgnn.preset("twins")
     cnfgnn.preset("at-fedavg")
     assert "thief" not in sys.modules
+    methods()  # lists the others
+    listed = capsys.readouterr().out
+    assert "the package broken_one, which" in listed
+    assert "mlp-central" in listed
 
 
 @pytest.mark.slow
@@ -333,6 +401,88 @@ def test_a_network_that_takes_no_notice_of_who_is_there_is_caught(forgetful: str
 def test_a_network_that_draws_at_random_is_caught(forgetful: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         check_resume(forgetful, tmp_path)
+
+
+def test_the_checks_name_a_method_that_does_not_exist() -> None:
+    with pytest.raises(ConfigError, match="there is no method 'forgetfull'"):
+        check_method("forgetfull")
+
+
+class Returning(torch.nn.Module):
+    """A Graph Network with one weight that is learned and one that is not; it returns what it is told to."""
+
+    returned: ClassVar[Callable[[Tensor], Any]]
+
+    def __init__(self, model: ModelConfig, own: None) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(model.embedding))
+        self.fixed = torch.nn.Parameter(torch.ones(model.embedding), requires_grad=False)
+
+    def forward(self, h_c: Tensor, graph: Edges, present: Tensor | None = None) -> Any:
+        return type(self).returned(h_c.mean(-1, keepdim=True) * self.scale * self.fixed)
+
+
+@pytest.fixture
+def returning() -> str:
+    settings = {"model.embedding": 4}
+    made = cnfgnn.Method(
+        "returning", "x", "alternating", "average", True, settings=settings, network=Returning
+    )
+    return cnfgnn.register(made).name
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        (
+            lambda h_G: h_G[..., :1],
+            r"returned the shape \(6, 24, 1\), not \(nodes, windows, model.embedding\)",
+        ),
+        (lambda h_G: h_G.transpose(0, 1), r"returned the shape \(24, 6, 4\), .* = \(6, 24, 4\)"),
+        (lambda h_G: (h_G, None), "returned tuple, not"),
+    ],
+)
+def test_what_a_network_returns_is_checked(
+    returning: str, returned: Callable[[Tensor], Any], says: str
+) -> None:
+    with (
+        mock.patch.object(Returning, "returned", returned, create=True),
+        pytest.raises(ConfigError, match=says),
+    ):
+        trained(one_epoch(returning))
+
+
+def test_weights_that_require_no_gradient_stay_as_they_are(returning: str) -> None:
+    with mock.patch.object(Returning, "returned", lambda h_G: h_G, create=True):
+        strategy = trained(one_epoch(returning)).strategy
+    assert isinstance(strategy, Alternating)
+    assert strategy.gn is not None
+    weights = strategy.gn.gn.state_dict()
+    assert (weights["fixed"] == 1).all()
+    assert (weights["scale"] != 1).all()
+
+
+def test_a_network_without_weights_is_refused() -> None:
+    class Fixed(Returning):
+        def __init__(self, model: ModelConfig, own: None) -> None:
+            super().__init__(model, own)
+            self.requires_grad_(False)
+
+    settings = {"model.embedding": 4}
+    cnfgnn.register(
+        cnfgnn.Method("fixed", "x", "alternating", "average", True, settings=settings, network=Fixed)
+    )
+    with pytest.raises(ConfigError, match="has no weights that could be learned"):
+        trained(one_epoch("fixed"))
+
+
+def test_a_server_of_another_strategy_is_refused() -> None:
+    settings = {"model.embedding": 4}
+    cnfgnn.register(
+        cnfgnn.Method("crossed", "x", "alternating", "average", True, settings=settings, server=Split)
+    )
+    with pytest.raises(ConfigError, match="the server of crossed, Split, is not derived from Alternating"):
+        trained(one_epoch("crossed"))
 
 
 def test_a_server_of_its_own_leads_the_rounds() -> None:

@@ -114,8 +114,7 @@ def federate(
         nodes = everyone.among(seen.nonzero().flatten())
         train_graph = graph.subgraph(nodes.rows.numpy())
     edges = Edges.of(train_graph, compute.device, compute.dtype)
-    server_class = method.server or (Alternating if method.strategy == "alternating" else Split)
-    strategy = server_class(
+    strategy = _server_class(method)(
         nodes=nodes,
         graph=edges,
         everyone=everyone,
@@ -272,6 +271,15 @@ def state_bytes(experiment: Experiment, nodes: int) -> int:
 def model_of(config: Config, inputs: InputCounts = NO_INPUTS) -> EncoderDecoder:
     """The node model of a configuration."""
     return NodeSettings.of(config, inputs=inputs).node_model(config.data.history, config.data.horizon)
+
+
+def _server_class(method: Method) -> type[Alternating | Split]:
+    of_strategy: type[Alternating | Split] = Alternating if method.strategy == "alternating" else Split
+    made = method.server or of_strategy
+    if not issubclass(made, of_strategy):
+        problem = f"the server of {method.name}, {made.__name__}, is not derived from {of_strategy.__name__}"
+        raise ConfigError("method", f"{problem}, as its strategy needs")
+    return made
 
 
 def _share(training: TrainingConfig, method: Method, graph: Graph) -> Share:

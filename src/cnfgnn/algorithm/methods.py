@@ -11,11 +11,18 @@ from typing import Literal
 
 from cnfgnn.config import outside
 from cnfgnn.config.outside import Added
+from cnfgnn.config.presets import ALIASES as ALIASES
 from cnfgnn.config.presets import DEFAULT_METHOD, DEFAULT_SIZE, PRIVATE, method_preset, settings_of_method
 from cnfgnn.config.presets import LIKES as LIKES
 from cnfgnn.config.presets import Like as Like
 from cnfgnn.config.settings import Config
 from cnfgnn.errors import ConfigError
+
+SHARINGS: Mapping[str, tuple[str, ...]] = {  # the ways to share weights that a strategy has
+    "alternating": ("keep", "average", "neighbours"),
+    "split": ("keep", "average", "neighbours"),
+    "pooled": ("pooled",),
+}
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,15 @@ class Method(Added):
     sharing: Literal["keep", "average", "neighbours", "pooled"]
     graph_network: bool
     in_paper: bool = True
+
+    def __post_init__(self) -> None:
+        if self.strategy not in SHARINGS:
+            raise ConfigError("method", f"the strategy of {self.name} cannot be {self.strategy!r}", SHARINGS)
+        if self.sharing not in SHARINGS[self.strategy]:
+            problem = f"the sharing of {self.name}, which is {self.strategy}, cannot be {self.sharing!r}"
+            raise ConfigError("method", problem, SHARINGS[self.strategy])
+        if self.strategy == "split" and not self.graph_network:
+            raise ConfigError("method", f"{self.name} needs a Graph Network, because its strategy is split")
 
     @property
     def federated(self) -> bool:
@@ -86,7 +102,6 @@ class _AllMethods(Mapping[str, Method]):
 
 
 METHODS: Mapping[str, Method] = _AllMethods()
-ALIASES: Mapping[str, str] = {"cnfgnn": "at-fedavg", "centralized": "gru-gn-central"}
 
 
 def register(method: Method) -> Method:
@@ -102,10 +117,16 @@ def register(method: Method) -> Method:
         The same method.
 
     Raises:
-        ConfigError: cnfgnn has a method of this name, or one of its settings does not exist.
+        ConfigError: cnfgnn has a method of this name, or it cannot be trained with its settings.
     """
+    if not isinstance(method, Method):
+        raise ConfigError("method", f"a cnfgnn.Method can be registered, not {method!r}")
     outside.add(method.name, method)
-    preset(method.name)
+    try:
+        check_method(preset(method.name))
+    except BaseException:
+        outside.forget(method.name)
+        raise
     return method
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from cnfgnn.algorithm.methods import ALIASES, LIKES, METHODS, Like, method_of, preset
@@ -91,7 +92,12 @@ def methods() -> None:
     """List the methods: those of the paper's tables, and those beyond it."""
     table = Table("name", "in tables", "sizes", "federated", "new sensors")
     aliases = {name: alias for alias, name in ALIASES.items()}
-    for method in METHODS.values():
+    for name in METHODS:
+        try:
+            method = METHODS[name]
+        except ConfigError as error:  # a package that cannot be loaded hides no other method
+            table.add_row(name, escape(error.problem))
+            continue
         alias = f" (or {aliases[method.name]})" if method.name in aliases else ""
         federated, inductive = ("yes" if flag else "no" for flag in (method.federated, method.inductive))
         table.add_row(method.name + alias, method.label, ", ".join(method.sizes), federated, inductive)

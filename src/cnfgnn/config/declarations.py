@@ -95,6 +95,15 @@ class Setting(Declaration):
         return names[self.kind]
 
     @property
+    def can_be_set(self) -> bool:
+        """Whether the type is one that a file of settings can hold."""
+        if get_origin(self.kind) is tuple:
+            items = set(get_args(self.kind)) - {Ellipsis}
+            return not self.optional and items in ({int}, {float})
+        words = bool(self.choices) and all(isinstance(word, str) for word in self.choices)
+        return not self.optional and (words or self.kind in (int, float, bool, str))
+
+    @property
     def range(self) -> str:
         """The valid values in words; empty if the type says it all."""
         if self.choices:

@@ -7,6 +7,7 @@ no server can have a package loaded that nobody installed here.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import tomllib
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cnfgnn.config.declarations import Setting, settings_of
+from cnfgnn.config.declarations import Setting, fields_of, settings_of
 from cnfgnn.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,31 +50,53 @@ class Added:
 
 def add(name: str, method: Added) -> None:
     """Make a method known in this process."""
-    from cnfgnn.config.presets import METHOD_SETTINGS
-
-    if not NAME.fullmatch(name) or name in METHOD_SETTINGS:
-        problem = (
-            "cnfgnn has a method of this name" if name in METHOD_SETTINGS else "use a-z, 0-9 and hyphens"
-        )
+    if not isinstance(name, str) or not NAME.fullmatch(name) or _is_taken(name):
+        known = "cnfgnn has a method of this name"
+        problem = known if _is_taken(name) else "use a-z, 0-9 and hyphens, at most 40"
         raise ConfigError("method", f"a package cannot add {name!r}: {problem}")
-    if method.own is not None and not settings_of(method.own):
-        raise ConfigError("method", f"the settings of {name} need `cnfgnn.setting` with a sentence of help")
+    if method.own is not None:
+        _check_own(name, method.own)
     _registered[name] = method
+
+
+def forget(name: str) -> None:
+    """Have this process know a method no longer."""
+    del _registered[name]
+
+
+def _is_taken(name: str) -> bool:
+    from cnfgnn.config.presets import ALIASES, METHOD_SETTINGS
+
+    return name in METHOD_SETTINGS or name in ALIASES
+
+
+def _check_own(name: str, own: Any) -> None:
+    """Refuse settings that could not be written to a run's folder and read again."""
+    if not isinstance(own, type) or not dataclasses.is_dataclass(own):
+        raise ConfigError("method", f"the settings of {name} must be a dataclass, not {own!r}")
+    declared = fields_of(own)
+    if not declared or not all(setting.help for setting in declared):
+        problem = f"the settings of {name} need `cnfgnn.setting` with a sentence of help, each of them"
+        raise ConfigError("method", problem)
+    for setting in declared:
+        one = dataclasses.replace(setting, key=f"{OWN}.{setting.name}")
+        if not one.can_be_set:
+            problem = f"{name} cannot have a setting of the type {one.kind}"
+            raise ConfigError(
+                one.key, problem, ["int", "float", "bool", "str", "Literal", "tuple of numbers"]
+            )
+        one.check(one.read(one.default))
 
 
 def names() -> list[str]:
     """The methods of other packages, none of which is loaded for this."""
-    from cnfgnn.config.presets import METHOD_SETTINGS
-
-    known = [*_registered, *(n for n in _offered() if n not in _registered and n not in METHOD_SETTINGS)]
+    known = [*_registered, *(n for n in _offered() if n not in _registered and not _is_taken(n))]
     return known if _only is None else [name for name in known if name in _only]
 
 
 def is_missing(name: str) -> bool:
     """Whether this might be a method of a package that is not installed here."""
-    from cnfgnn.config.presets import METHOD_SETTINGS
-
-    return name not in METHOD_SETTINGS and name not in names()
+    return not _is_taken(name) and name not in names()
 
 
 def load_only(methods: Iterable[str]) -> None:
@@ -113,9 +136,10 @@ def _loaded(name: str, points: list[EntryPoint]) -> Added:
         raise ConfigError("method", f"{name} is offered by {listed}: uninstall all of them but one")
     try:
         method = points[0].load()
-    except Exception as error:  # whatever the package does when it is imported
+    except (Exception, SystemExit) as error:  # whatever the package does when it is imported
         problem = f"the package {packages[0]}, which offers {name}, cannot be loaded"
-        raise ConfigError("method", f"{problem} ({type(error).__name__}: {error})") from error
+        first = str(error).strip().partition("\n")[0]
+        raise ConfigError("method", f"{problem} ({type(error).__name__}: {first})") from error
     if not isinstance(method, Added) or getattr(method, "name", None) != name:
         problem = f"the entry point {name} of the package {packages[0]} must be a cnfgnn.Method of this name"
         raise ConfigError("method", problem)

@@ -18,6 +18,7 @@ Like = Literal["metr-la", "pems-bay"]
 LIKES: tuple[Like, ...] = ("metr-la", "pems-bay")
 DEFAULT_METHOD = "cnfgnn-plus"  # of people who have data of their own and no paper to compare with
 DEFAULT_SIZE = "63k"  # parameters of a node model
+ALIASES: Mapping[str, str] = {"cnfgnn": "at-fedavg", "centralized": "gru-gn-central"}
 BASELINE_SIZES: Mapping[str, Mapping[str, int]] = {
     "63k": {"model.hidden": 100, "model.layers": 1},
     "727k": {"model.hidden": 200, "model.layers": 2},

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.algorithm.methods import METHODS
+from cnfgnn.algorithm.methods import method_of
 from cnfgnn.algorithm.server import Server
 from cnfgnn.config.settings import Config
 from cnfgnn.models.graphnet import Edges
@@ -32,11 +32,13 @@ APART: Groups = ([5, 0], [2], [1, 3, 4])  # of the six nodes
 
 def check_method(name: str) -> None:
     """Run every check that applies to a method."""
+    method = method_of(name)
+    name = method.name
     with tempfile.TemporaryDirectory() as folder:
         check_resume(name, Path(folder) / "resume")
-        if METHODS[name].graph_network:
+        if method.graph_network:
             check_absent_nodes(name)
-        if METHODS[name].federated:
+        if method.federated:
             check_partition(name)
             check_privacy(name, Path(folder) / "copies")
 
@@ -99,13 +101,16 @@ def check_resume(method: str, folder: Path, **changes: Any) -> None:
     as_read = replace(stopped, ledger=json.loads(json.dumps(stopped.ledger)))  # as from a manifest
     second = start("parts")  # a new process would begin like this
     resumed = train(second, as_read)
-    assert resumed.history == straight.history
-    assert torch.equal(whole.strategy.score("test").told, second.strategy.score("test").told)
+    differs = (
+        "a resumed run differs from an uninterrupted one: does the method draw numbers, or keep a state?"
+    )
+    assert resumed.history == straight.history, differs
+    assert torch.equal(whole.strategy.score("test").told, second.strategy.score("test").told), differs
     states = sorted((folder / "whole").rglob("*.safetensors"))
     assert {path.parent.name for path in states} >= {"server"}
     for path in states:  # weights and optimisers of the server and, with federated methods, of every node
         other = folder / "parts" / path.relative_to(folder / "whole")
-        assert other.read_bytes() == path.read_bytes(), path.relative_to(folder)
+        assert other.read_bytes() == path.read_bytes(), f"{differs} {path.relative_to(folder)}"
 
 
 def check_absent_nodes(method: str) -> None:
@@ -131,6 +136,7 @@ def check_privacy(method: str, folder: Path) -> None:
     truths = TwoTruths.of(folder, brief(method), few_sensors(), ("plain", "noisy"))
     faults = Faults(away={3: frozenset({"site-1"})}, killed=frozenset({6}))
     one, other = (train_with_faults(truths, data, ([0], [1, 2, 3]), faults) for data in truths)
-    assert differences(one, other) == []
+    found = differences(one, other)
+    assert not found, f"a server sees what the true readings are: {', '.join(found)}"
     assert len(one.messages) > 4
     assert all(one.of_owner[name] != other.of_owner[name] for name in one.of_owner)  # the truths were used

@@ -16,6 +16,7 @@ from cnfgnn.algorithm.compute.device import Compute, slices
 from cnfgnn.algorithm.compute.working_memory import network_windows
 from cnfgnn.algorithm.messages.randomness import SERVER_WEIGHTS, generator
 from cnfgnn.config.settings import ModelConfig
+from cnfgnn.errors import ConfigError
 from cnfgnn.models import kernels
 from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask, means
 from cnfgnn.models.params import Packing, part
@@ -48,7 +49,10 @@ class GraphLearner:
         made: Callable[[], nn.Module] | None = None,
     ) -> None:
         self.gn = _drawn(model, seed, made).to(compute.device, compute.dtype)
-        weights = list(self.gn.parameters())
+        learned = {name: w for name, w in self.gn.named_parameters() if w.requires_grad}
+        if not learned:
+            raise ConfigError("method", "its Graph Network has no weights that could be learned")
+        self.names, weights = list(learned), list(learned.values())
         self.packing = Packing(weights)
         # one vector, so that Adam takes one pass
         self.weights = self.packing.pack(weights).detach().requires_grad_()
@@ -91,10 +95,15 @@ class GraphLearner:
         if self.by_kernels:
             h_G = self._network_by_kernels(h_c, graph, Mask.of(present, graph)).to(h_c.dtype)
             return self._with_means(h_G, h_c, graph, present)
-        views = dict(zip(dict(self.gn.named_parameters()), self.packing.views(self.weights), strict=True))
+        views = dict(zip(self.names, self.packing.views(self.weights), strict=True))
         with self.compute.autocast():
-            h_G = functional_call(self.gn, views, (h_c, graph, present)).to(h_c.dtype)
-        return self._with_means(h_G, h_c, graph, present)
+            h_G = functional_call(self.gn, views, (h_c, graph, present))
+        shape = (*h_c.shape[:2], self.width - 2 * self.levels)
+        if not isinstance(h_G, Tensor) or h_G.shape != shape:
+            found = f"the shape {tuple(h_G.shape)}" if isinstance(h_G, Tensor) else type(h_G).__name__
+            problem = f"its Graph Network returned {found}, not (nodes, windows, model.embedding)"
+            raise ConfigError("method", f"{problem} = {shape}")
+        return self._with_means(h_G.to(h_c.dtype), h_c, graph, present)
 
     def _network_by_kernels(self, h_c: Tensor, graph: Edges, mask: Mask) -> Tensor:
         from cnfgnn.models.kernels.graph import graph_network
