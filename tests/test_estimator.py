@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -63,17 +68,43 @@ def test_save_and_load(fitted: cnfgnn.Forecaster, tmp_path: Path) -> None:
         loaded.predict()
     with pytest.raises(DataError, match="not fitted to this sensor"):
         loaded.predict(frame.rename(columns={frame.columns[0]: "new"}))
+    with pytest.raises(
+        DataError, match=r"was trained on readings in memory \(DataFrame\): pass or name them"
+    ):
+        cnfgnn.forecast(tmp_path / "saved")
     with pytest.raises(RunError, match="already exists"):
         fitted.save(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("how", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy, copy.copy])
+def test_a_copy_outlives_the_folder_of_the_original(
+    fitted: cnfgnn.Forecaster, how: Callable[[cnfgnn.Forecaster], cnfgnn.Forecaster]
+) -> None:
+    original = how(fitted)
+    folder = original.run_.folder
+    made = how(original)
+    del original
+    gc.collect()
+    assert not folder.exists()
+    pd.testing.assert_frame_equal(made.predict(), fitted.predict())
+    assert repr(made) == repr(fitted)
+    assert repr(how(cnfgnn.Forecaster(seed=2))) == "Forecaster('cnfgnn-plus', seed=2)"
+
+
+def test_a_damaged_folder_is_named(fitted: cnfgnn.Forecaster, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "saved")
+    (tmp_path / "saved" / "config.toml").write_text("")
+    with pytest.raises(RunError, match=r"its settings cannot be used .*config\.toml: names no method"):
+        cnfgnn.Forecaster.load(tmp_path / "saved")
 
 
 def test_the_conventions_of_scikit_learn() -> None:
     graph = cnfgnn.Graph(2, np.array([0]), np.array([1]), np.array([1.0]))
     one = cnfgnn.Forecaster("cnfgnn", graph=graph, seed=2)
-    copy = type(one)(**one.get_params(deep=False))  # what sklearn.base.clone does
-    assert all(copy.get_params()[name] is value for name, value in one.get_params().items())
-    assert copy.set_params(seed=3, method="gru-fedavg") is copy
-    assert (copy.get_params()["seed"], copy.method, one.get_params()["seed"]) == (3, "gru-fedavg", 2)
+    clone = type(one)(**one.get_params(deep=False))  # what sklearn.base.clone does
+    assert all(clone.get_params()[name] is value for name, value in one.get_params().items())
+    assert clone.set_params(seed=3, method="gru-fedavg") is clone
+    assert (clone.get_params()["seed"], clone.method, one.get_params()["seed"]) == (3, "gru-fedavg", 2)
     assert repr(one) == "Forecaster('cnfgnn', seed=2)"
     assert not [name for name in vars(one) if name.endswith("_")]
     with pytest.raises(RunError, match="is not fitted yet: call fit or load first"):
@@ -92,6 +123,30 @@ def test_mistakes_are_named() -> None:
         cnfgnn.Forecaster(sensors=places, training__epochs=1).fit(frame)
     with pytest.raises(DataError, match="DataFrame"):
         cnfgnn.Forecaster(sensors=places).fit(frame.reset_index(drop=True))
+
+
+@pytest.mark.parametrize("readings", [tables()[0].to_numpy(), tables()[0].iloc[:, 0], None, [[1.0]]])
+def test_readings_that_are_no_table_are_named(readings: Any) -> None:
+    with pytest.raises(
+        DataError, match="readings: must be a DataFrame, a Dataset, or the path of a folder or"
+    ):
+        cnfgnn.Forecaster("gru-fedavg").fit(readings)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda places: pd.concat([places, places]), "sensor c0000 occurs twice: keep one row"),
+        (lambda places: places * np.nan, "sensor c0000 needs a latitude between -90 and 90"),
+        (lambda places: places.assign(longitude="west"), "sensor c0000 needs .* a longitude between -180"),
+        (lambda places: places[::-1].set_axis(["longitude", "latitude"], axis=1), "sensor c0000 needs"),
+        (lambda places: "sensors.csv", "must be a DataFrame, not a str"),
+    ],
+)
+def test_wrong_positions_are_named(change: Callable[[pd.DataFrame], Any], says: str) -> None:
+    frame, places = tables()
+    with pytest.raises(DataError, match=f"sensors: {says}"):
+        cnfgnn.Forecaster(sensors=change(places)).fit(frame)
 
 
 def test_a_method_without_a_graph_network_needs_no_graph() -> None:

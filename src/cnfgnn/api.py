@@ -9,9 +9,10 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from cnfgnn.algorithm.compute.device import caller_settings_restored
 from cnfgnn.algorithm.experiment import Experiment
@@ -61,9 +62,6 @@ from cnfgnn.runs.scores import Errors, IntervalErrors, IntervalScores, Scores
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.train import Unwatched, Watcher, train_run, train_watched
 from cnfgnn.runs.training_loop import Phase, Progress, Result, Round, evaluate_best
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @caller_settings_restored()
@@ -188,7 +186,7 @@ class Forecaster:
 
     Attributes:
         run_: The run that was trained; without `out`, it is deleted with this object.
-        result_: What `cnfgnn.fit` returns; not after `load`.
+        result_: What `cnfgnn.fit` returns; not after `load`, nor in what pickle or copy make of it.
         feature_names_in_: The sensors.
     """
 
@@ -285,6 +283,25 @@ class Forecaster:
 
     # ---- what it is fitted to ----
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: the files of the run, whose folder may be deleted before they are needed."""
+        state = {name: value for name, value in vars(self).items() if name not in ("run_", "result_")}
+        if hasattr(self, "run_"):
+            folder = self.run_.folder
+            paths = [path for path in folder.rglob("*") if path.is_file()]
+            state["files"] = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        files = state.pop("files", None)
+        vars(self).update(state)
+        if files is not None:
+            folder = self._own_folder()
+            for name, content in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content)
+            self._use(Run.open(folder), self._data)
+
     def _own_folder(self) -> Path:
         """A folder that is deleted with this object."""
         folder = tempfile.mkdtemp(prefix="cnfgnn-")
@@ -316,6 +333,9 @@ class Forecaster:
             return data
         if isinstance(data, str | Path):
             return open_data(config, Path(data))
+        if not isinstance(data, pd.DataFrame):
+            kinds = "a DataFrame, a Dataset, or the path of a folder or file"
+            raise DataError("readings", f"must be {kinds}, not a {type(data).__name__}")
         readings = read_frame(data)
         if self.sensors is not None:
             positions = _positions(self.sensors, readings.ids)
@@ -347,15 +367,25 @@ class Forecaster:
 
 def _positions(sensors: pd.DataFrame, ids: Sequence[str]) -> np.ndarray[Any, Any]:
     """(n 2) of a table of sensors."""
+    if not isinstance(sensors, pd.DataFrame):
+        raise DataError("sensors", f"must be a DataFrame, not a {type(sensors).__name__}")
     table = sensors.set_index("id") if "id" in sensors.columns else sensors
     table = table.set_axis(table.index.map(str))
     for name in ("latitude", "longitude"):
         if name not in table.columns:
             raise DataError("sensors", f"has no column {name}")
+    table = table[["latitude", "longitude"]].apply(pd.to_numeric, errors="coerce")
     for sensor in ids:
         if sensor not in table.index:
             raise DataError("sensors", f"has no sensor {sensor}, which the readings have")
-    return table.loc[list(ids), ["latitude", "longitude"]].to_numpy(dtype=np.float64)
+        if (table.index == sensor).sum() > 1:
+            raise DataError("sensors", f"sensor {sensor} occurs twice: keep one row")
+    positions: np.ndarray[Any, Any] = table.loc[list(ids)].to_numpy(dtype=np.float64)
+    for sensor, (latitude, longitude) in zip(ids, positions, strict=True):
+        if not (abs(latitude) <= 90 and abs(longitude) <= 180):  # nor of NaN
+            problem = "needs a latitude between -90 and 90 and a longitude between -180 and 180"
+            raise DataError("sensors", f"sensor {sensor} {problem}")
+    return positions
 
 
 __all__ = [

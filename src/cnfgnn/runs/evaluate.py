@@ -29,6 +29,9 @@ from cnfgnn.runs.warm_start import InOrder, Weights
 def open_run_data(run: Run) -> Dataset:
     """Open the data that the run was trained on, as they are now; newer readings of its sensors are fine."""
     data = open_data(run.config)
+    in_memory = run.config.data.path == "city" and run.data.federation is None and data.name != run.data.name
+    if in_memory:
+        raise DataError(run.folder, f"was trained on readings in memory ({run.data.name}): pass or name them")
     run.check_same_sensors(data)
     return data
 

@@ -75,8 +75,11 @@ class Run:
         """Open an existing run."""
         manifest = Manifest.read(folder)
         try:
+            written = config_file.read_changes(folder / "config.toml")
+            if "method" not in written:
+                raise RunError(folder / "config.toml", "names no method")
             # Once training has started, no setting may change any more.
-            config = Config().with_changes(config_file.read_changes(folder / "config.toml"))
+            config = Config().with_changes(written)
             config = config.with_given(config.keys if manifest.events else manifest.given)
         except CnfgnnError as error:
             raise RunError(folder, f"its settings cannot be used ({error})") from error
