@@ -137,7 +137,7 @@ def test_a_run_without_blur_says_so(city_data: Dataset, tmp_path: Path) -> None:
 
 def test_a_run_of_a_federation_names_its_sites(tmp_path: Path) -> None:
     sites = FederatedData(0, "0123456789ab", {"north": ["a"], "south": ["b", "c"]})
-    data = DataDescription("harbour", "0" * 64, ["a", "b", "c"], 1000, 900, sites)
+    data = DataDescription("harbour", "0" * 64, ["a", "b", "c"], 1000, 900, True, sites)
     run = Run.begin(tmp_path / "run", tiny("gru-fedavg"), data)
     assert "has not begun yet" in said("privacy", tmp_path / "run", fails=True)
     run.append("start", data={"blur": {"north": 2.5, "south": 2.5}})
@@ -151,7 +151,7 @@ def test_a_run_of_a_federation_names_its_sites(tmp_path: Path) -> None:
 
 def test_each_site_of_a_federation_has_its_own_blur(tmp_path: Path) -> None:
     sites = FederatedData(0, "0123456789ab", {"north": ["a"], "south": ["b"], "west": ["c"]})
-    data = DataDescription("harbour", "0" * 64, ["a", "b", "c"], 1000, 900, sites)
+    data = DataDescription("harbour", "0" * 64, ["a", "b", "c"], 1000, 900, True, sites)
     run = Run.begin(tmp_path / "run", tiny("gru-fedavg"), data)
     run.append("start", data={"blur": {"north": 2.5, "south": 0.5, "west": None}})
     run.commit(Progress(), Scaler(0.0, 1.0))

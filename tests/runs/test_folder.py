@@ -101,6 +101,7 @@ def test_a_damaged_manifest_is_named(run: Run, content: str) -> None:
         (["progress", "ledger"], [[1]]),
         (["data", "sensors"], 3),
         (["data", "step_seconds"], "x"),
+        (["data", "utc"], 1),
         (["progress", "history"], []),
         (["progress", "history", 1, "best"], False),
         (["progress", "history", 0, "best"], "drop both"),

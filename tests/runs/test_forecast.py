@@ -56,6 +56,13 @@ def test_a_run_trained_on_a_device_that_is_not_here_is_judged_on_the_cpu(
     assert vars(evaluate_run(run, DATA).overall) == run.events()[-1]["overall"]
 
 
+def test_readings_by_another_clock_than_in_training_are_refused(trained: Callable[..., Run]) -> None:
+    """Their hours of the day would be others."""
+    in_utc = replace(DATA, readings=replace(DATA.readings, utc=True))
+    with pytest.raises(DataError, match=r"times are in UTC, but .* was trained on times without a time zone"):
+        forecast_run(trained("cnfgnn-plus"), in_utc)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_forecasts_are_those_of_the_window_that_ends_with_the_last_reading(
     method: str, trained: Callable[..., Run]

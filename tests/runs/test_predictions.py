@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,8 +61,12 @@ def test_forecasts_in_the_file_have_the_errors_and_ranges_of_the_evaluation(
 def test_forecasts_of_others_stand_in_a_file_of_the_same_form(
     trained: Path, tmp_path: Path, utc: bool
 ) -> None:
-    run, data, path = Run.open(trained), network(), tmp_path / "all.parquet"
+    folder, data, path = shutil.copytree(trained, tmp_path / "run"), network(), tmp_path / "all.parquet"
     data = replace(data, readings=replace(data.readings, utc=utc))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["data"]["utc"] = utc
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    run = Run.open(folder)
     write_predictions(run, data, "test", path)
     ours, prepared = pd.read_parquet(path), Prepared.of(data, run.config.data)
     first = prepared.windows.starts["test"] + prepared.config.history

@@ -37,6 +37,7 @@ class DataDescription:
     sensors       sensor ids, in the order of the rows
     rows          number of times
     step_seconds  time between two readings
+    utc           whether times are in UTC; False if their time zone is unknown
     federation    more about data that are spread over sites; None in the simulator
     inputs        names of other variables and of covariates
     """
@@ -46,6 +47,7 @@ class DataDescription:
     sensors: list[str]
     rows: int
     step_seconds: int
+    utc: bool
     federation: FederatedData | None = None
     inputs: InputNames = NO_NAMES
 
@@ -53,6 +55,7 @@ class DataDescription:
     def from_json(cls, stored: Mapping[str, Any]) -> DataDescription:
         """Read a description; raises KeyError, TypeError or ValueError if it is damaged."""
         kinds = {"name": str, "fingerprint": str, "sensors": list, "rows": int, "step_seconds": int}
+        kinds["utc"] = bool
         for key, kind in kinds.items():
             if type(stored[key]) is not kind:
                 raise TypeError(key)
@@ -77,6 +80,7 @@ class DataDescription:
             "sensors": self.sensors,
             "rows": self.rows,
             "step_seconds": self.step_seconds,
+            "utc": self.utc,
         }
         if self.inputs != NO_NAMES:
             stored |= {kind: list(names) for kind, names in self.inputs._asdict().items()}
@@ -101,6 +105,7 @@ def describe(data: Dataset) -> DataDescription:
         sensors=list(data.readings.ids),
         rows=len(data.readings.times),
         step_seconds=data.readings.step_seconds,
+        utc=data.readings.utc,
         inputs=InputNames.of(data.readings.others),
     )
 

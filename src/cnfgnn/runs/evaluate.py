@@ -60,7 +60,7 @@ def restore_best(
     """
     if not run.progress.history:
         raise RunError(run.folder, "has no finished round yet")
-    check_same_step(run, data)
+    check_same_times(run, data)
     config = run.config.with_changes({"training.seen": 1.0})  # every sensor takes part now
     if one_by_one and config.training.wire == "int8":
         config = config.with_changes({"training.wire": "full"})
@@ -91,12 +91,17 @@ def restore_best(
     return experiment
 
 
-def check_same_step(run: Run, data: Dataset) -> None:
-    """Refuse readings at another pace than the run was trained on."""
-    step = data.readings.step_seconds
-    if step != run.data.step_seconds:
+def check_same_times(run: Run, data: Dataset) -> None:
+    """Refuse readings at another pace than the run was trained on, or by another clock: the hour of the day
+    would be another one."""
+    step, trained = data.readings.step_seconds, run.data
+    if step != trained.step_seconds:
         problem = f"readings come every {step} s, but {run.folder} was trained on one every"
-        raise DataError(data.readings.source, f"{problem} {run.data.step_seconds} s")
+        raise DataError(data.readings.source, f"{problem} {trained.step_seconds} s")
+    if data.readings.utc != trained.utc:
+        found, expected = ("in UTC", "without a time zone")[:: 1 if data.readings.utc else -1]
+        problem = f"times are {found}, but {run.folder} was trained on times {expected}"
+        raise DataError(data.readings.source, f"{problem}: write them as then, or train again")
 
 
 def weights_of(run: Run) -> Weights:

@@ -39,6 +39,7 @@ def describe_data(project: Project, graph: Graph, span: Span) -> DataDescription
         sensors=list(project.sensors),
         rows=span.rows,
         step_seconds=span.step,
+        utc=span.utc,
         inputs=span.inputs,
         federation=FederatedData(
             first=span.first,
