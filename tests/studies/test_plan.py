@@ -89,6 +89,9 @@ def test_a_method_can_have_a_grid_of_its_own_or_no_line_at_all(tmp_path: Path) -
 def test_methods_can_be_chosen_among_those_of_the_plan(tmp_path: Path) -> None:
     made = plan(tmp_path)
     assert [case.name for case in made.with_methods(["gru-local"]).cases()] == ["gru-local"]
+    made = replace(made, methods=(*made.methods, ("gru-local", "727k")))
+    assert made.with_methods(["gru-local"]).methods == (("gru-local", "63k"), ("gru-local", "727k"))
+    assert made.with_methods(["gru-local 63k"]).methods == (("gru-local", "63k"),)
     with pytest.raises(ConfigError, match=r"no method 'sl'.*at-fedavg, gru-local"):
         made.with_methods(["sl"])
 

@@ -118,7 +118,8 @@ def reproduce(
         int | None, typer.Option(min=1, help="Number of seeds; without it, those of the plan.")
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Only these methods of the plan, separated by commas.")
+        str | None,
+        typer.Option(help="Only these methods of the plan, separated by commas, or sizes: gru-local 63k."),
     ] = None,
     blurs: Annotated[
         str | None,

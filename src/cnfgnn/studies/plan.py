@@ -138,14 +138,12 @@ class Plan:
         return [case for method in self.methods for case in self._cases(*method, like)]
 
     def with_methods(self, names: Sequence[str]) -> Plan:
-        """The plan with only these of its methods."""
-        there = dict(self.methods)
+        """The plan with only these of its methods: of all sizes, or of one, as in "gru-local 63k"."""
+        there = {line: {line[0], " ".join(line)} for line in self.methods}
         for name in names:
-            if name not in there:
-                raise ConfigError("methods", f"{self.source.name} has no method {name!r}", there)
-        return replace(
-            self, methods=tuple((method, size) for method, size in self.methods if method in names)
-        )
+            if not any(name in called for called in there.values()):
+                raise ConfigError("methods", f"{self.source.name} has no method {name!r}", dict(self.methods))
+        return replace(self, methods=tuple(line for line, called in there.items() if called & {*names}))
 
     def like_published(self, name: str) -> Plan:
         """The plan with the settings published for this data set, whatever the data are."""
