@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import cnfgnn
 from cnfgnn.data.files.export import write_folder
 from cnfgnn.errors import ConfigError, DataError, RunError
+from tests.commands import said
 
 TINY = {"model__hidden": 4, "model__embedding": 4, "model__sent": 2, "training__rounds": 1}
 
@@ -68,12 +70,21 @@ def test_save_and_load(fitted: cnfgnn.Forecaster, tmp_path: Path) -> None:
         loaded.predict()
     with pytest.raises(DataError, match="not fitted to this sensor"):
         loaded.predict(frame.rename(columns={frame.columns[0]: "new"}))
-    with pytest.raises(
-        DataError, match=r"was trained on readings in memory \(DataFrame\): pass or name them"
-    ):
-        cnfgnn.forecast(tmp_path / "saved")
     with pytest.raises(RunError, match="already exists"):
         fitted.save(tmp_path / "saved")
+
+
+def test_readings_in_memory_are_not_taken_for_the_city(fitted: cnfgnn.Forecaster, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    missing = "was trained on readings in memory (DataFrame): give them, or newer ones"
+    fitted.save(saved)
+    with pytest.raises(DataError, match=re.escape(missing)):
+        cnfgnn.forecast(saved)
+    assert missing in said("train", "--from", saved, "--out", tmp_path / "next", fails=True)
+    assert missing in said("forecast", saved, "--set=data.decimal=comma", fails=True)
+    assert missing in said("live", "retrain", saved, fails=True)
+    said("report", saved, "--out", tmp_path / "report.html")
+    assert missing in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("how", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy, copy.copy])

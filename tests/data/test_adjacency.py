@@ -112,6 +112,8 @@ def test_a_small_pickle_cannot_ask_for_much_memory():
     tracemalloc.start()
     try:
         assert unpickle(b"]r" + far + b"j" + far + b".") == []
+        with pytest.raises(EOFError):
+            unpickle(pickle.BYTEARRAY8 + (2**28).to_bytes(8, "little") + b".")
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()

@@ -295,6 +295,21 @@ def test_hdf_with_a_time_zone_has_times_in_utc(tmp_path):
     assert str(readings.times[1]) == "2024-01-01T00:05:00"
 
 
+@pytest.mark.parametrize("tz", [None, "Europe/Paris", "UTC"])
+def test_hdf_of_table_format_with_a_time_zone_has_times_in_utc(tmp_path, tz):
+    table = frame(tz=tz)
+    file = write_table(tmp_path / "x.h5", table.set_axis(table.index.tz_convert(None)) if tz else table, "a")
+    about = {"freq": table.index.freq} | ({} if tz is None else {"tz": table.index.tz})
+    with h5py.File(file, "a") as opened:
+        info = pickle.dumps({1: {"names": [None], "type": "Index"}, "index": about}, protocol=0)
+        opened["speed"].attrs["info"] = np.bytes_(info)
+    readings = read_readings(file)
+    assert readings.utc == (tz is not None)
+    assert str(readings.times[0]) == (
+        "2023-12-31T23:00:00" if tz == "Europe/Paris" else "2024-01-01T00:00:00"
+    )
+
+
 def test_hdf_of_table_format_restores_the_order_of_columns(tmp_path):
     table = frame(["b", "c", "a"])
     readings = read_readings(write_table(tmp_path / "x.h5", table, "c"))

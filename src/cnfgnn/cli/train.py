@@ -130,13 +130,13 @@ def _begun(data: Path | None, chosen: tuple[Any, ...], out: Path | None) -> tupl
 def _begun_from(
     folder: Path, data: Path | None, given: Mapping[str, Any], chosen: tuple[Any, ...], out: Path | None
 ) -> tuple[Run, Dataset]:
-    from cnfgnn.data.source import open_data
+    from cnfgnn.runs.evaluate import data_of
     from cnfgnn.runs.folder import Run
 
     refuse_with_from(given)
     earlier = Run.open(folder)
     changes = changes_to_go_on(earlier.config, data, *chosen)
-    readings = open_data(earlier.config.with_changes(changes), data)
+    readings = data_of(earlier, earlier.config.with_changes(changes), data)
     return _going_on(earlier, readings, out, changes), readings
 
 
@@ -408,12 +408,9 @@ def _listed(sensors: list[str]) -> str:
 
 def _data_of(run: Run, data: Path | None, changes: list[str] | None) -> Dataset:
     """The named data, read with the settings of the run, or the data that the run was trained on."""
-    from cnfgnn.data.source import open_data
-    from cnfgnn.runs.evaluate import open_run_data
+    from cnfgnn.runs.evaluate import data_of
 
-    if data is None and not changes:
-        return open_run_data(run)
-    found = open_data(run.config.with_changes(reading_changes(changes)), data)
+    found = data_of(run, run.config.with_changes(reading_changes(changes)), data)
     if data is None:
         run.check_same_sensors(found)
     return found

@@ -14,11 +14,11 @@ import torch
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.config.toml import flat
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError, RunError
 from cnfgnn.report.layout import Points, graph_layout, map_points
 from cnfgnn.report.predictions import Predictions, predict
 from cnfgnn.runs.baselines import all_baselines
+from cnfgnn.runs.evaluate import data_of
 from cnfgnn.runs.events import plain
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Errors, IntervalErrors, Scores, scores_as_dict
@@ -139,7 +139,7 @@ def _baselines(run: Run, data: Dataset) -> dict[str, dict[str, Any]]:
 def _named_data(run: Run) -> Dataset | str:
     """The data that the run's settings name if they are unchanged, or a sentence that says why not."""
     try:
-        data = open_data(run.config)
+        data = data_of(run, run.config)
         run.check_same_data(data)
     except CnfgnnError as problem:
         return str(problem)

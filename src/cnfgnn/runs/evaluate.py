@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.algorithm.node_state import OWNER, THETA, TRUST
+from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.inputs import INPUT_SCALES, with_inputs
 from cnfgnn.data.prepared_series import LINEAR, USUAL
@@ -28,12 +30,19 @@ from cnfgnn.runs.warm_start import InOrder, Weights
 
 def open_run_data(run: Run) -> Dataset:
     """Open the data that the run was trained on, as they are now; newer readings of its sensors are fine."""
-    data = open_data(run.config)
-    in_memory = run.config.data.path == "city" and run.data.federation is None and data.name != run.data.name
-    if in_memory:
-        raise DataError(run.folder, f"was trained on readings in memory ({run.data.name}): pass or name them")
+    data = data_of(run, run.config)
     run.check_same_sensors(data)
     return data
+
+
+def data_of(run: Run, config: Config, path: Path | None = None) -> Dataset:
+    """Open the data at a path, or those that a run names, with its settings or changed ones."""
+    simulated = f"city-{run.config.city.sensors}"
+    if path is None and config.data.path == "city" and run.data.name != simulated and not run.data.federation:
+        raise DataError(
+            run.folder, f"was trained on readings in memory ({run.data.name}): give them, or newer ones"
+        )
+    return open_data(config, path)
 
 
 def evaluate_run(run: Run, data: Dataset, split: Split = "test") -> Scores:

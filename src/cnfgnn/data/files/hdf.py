@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pickletools import genops
 from typing import Any
 
 import h5py
@@ -46,9 +47,7 @@ def _fixed_parts(group: h5py.Group) -> HdfParts:
             raise ValueError("it holds no readings")
         values = _typed(stored[()], _attribute(stored, "value_type"), labels[0])
         blocks.append((labels, values if stored.attrs["transposed"] else values.T))
-    in_zone = "tz" in group["axis1"].attrs  # then they are stored in UTC
-    index = pd.DatetimeIndex(axis["axis1"], tz="UTC") if in_zone else axis["axis1"]
-    return index, axis["axis0"].tolist(), blocks
+    return _index(axis["axis1"], "tz" in group["axis1"].attrs), axis["axis0"].tolist(), blocks
 
 
 def _table_parts(group: h5py.Group) -> HdfParts:
@@ -65,7 +64,14 @@ def _table_parts(group: h5py.Group) -> HdfParts:
         kind = "category" if is_category else _attribute(stored, f"{field}_dtype")
         blocks.append((labels, _typed(records[field].reshape(len(records), -1), kind, labels[0])))
     [(_, names)] = unpickle(bytes(group.attrs["non_index_axes"]))
-    return _typed(records["index"], _attribute(stored, "index_kind")), names, blocks
+    # The zone is a pickled object of some library: it is looked for, not built.
+    in_zone = any(word == "tz" for _, word, _ in genops(bytes(group.attrs.get("info", b"."))))
+    return _index(_typed(records["index"], _attribute(stored, "index_kind")), in_zone), names, blocks
+
+
+def _index(times: npt.NDArray[Any], in_zone: bool) -> Any:
+    """Times of a file; those in a time zone are stored in UTC."""
+    return pd.DatetimeIndex(times, tz="UTC") if in_zone else times
 
 
 def _attribute(node: h5py.HLObject, name: str) -> str:

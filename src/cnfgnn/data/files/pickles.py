@@ -7,7 +7,7 @@ import pickle
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +25,24 @@ def unpickle(data: bytes) -> Any:
 
 
 class _Unpickler(pickle._Unpickler):  # the one in C takes gigabytes if a few bytes ask for them
+    read: Any
+    append: Any
+
     def find_class(self, module: str, name: str) -> Any:
         try:
             stand_in = _STAND_INS[module.replace("numpy.core", "numpy._core"), name]
         except KeyError:
             raise pickle.UnpicklingError(f"it asks for {shown(f'{module}.{name}')}") from None
         return partial(stand_in)  # a new object each time, because a pickle can set attributes on it
+
+    def _load_byte_array(self) -> None:
+        """As pickle's own, which takes the memory for any length before it reads."""
+        self.append(bytearray(self.read(int.from_bytes(self.read(8), "little"))))
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.BYTEARRAY8[0]: _load_byte_array,
+    }
 
 
 class _Dtype:

@@ -34,7 +34,7 @@ from cnfgnn.live.intake.recent import RecentReadings
 from cnfgnn.live.intake.store import FILE as DATABASE
 from cnfgnn.live.intake.store import stored_readings
 from cnfgnn.live.options import LiveSettings
-from cnfgnn.runs.evaluate import check_same_times
+from cnfgnn.runs.evaluate import check_same_times, data_of
 from cnfgnn.runs.folder import Run
 
 BEGUN = "begun.json"  # what the service began with last, in its folder
@@ -95,7 +95,7 @@ def at_hand(run: Run, settings: LiveSettings, state: Path, all_stored: bool = Fa
     if not settings.feed:
         refusals.latest = lambda step, utc: SystemClock(Zone(utc, settings.zone).zone).latest(step)
     if str(path) == "city" and settings.data is None:
-        found = AtHand(open_data(config), None, False, refusals, {})
+        found = AtHand(data_of(run, config), None, False, refusals, {})
     else:
         found = _of_files(run, config, path, settings, state, refusals)
     readings = found.data.readings.on_nearest_grid(refusals)
