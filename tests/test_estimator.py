@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,9 @@ def test_a_copy_outlives_the_folder_of_the_original(
     pd.testing.assert_frame_equal(made.predict(), fitted.predict())
     assert repr(made) == repr(fitted)
     assert repr(how(cnfgnn.Forecaster(seed=2))) == "Forecaster('cnfgnn-plus', seed=2)"
+    shutil.rmtree(made.run_.folder)
+    with pytest.raises(RunError, match="is not a run"):
+        how(made)
 
 
 def test_a_damaged_folder_is_named(fitted: cnfgnn.Forecaster, tmp_path: Path) -> None:

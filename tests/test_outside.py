@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -168,6 +168,27 @@ def test_a_misspelt_strategy_or_sharing_is_no_other_method(row: tuple[Any, Any, 
         cnfgnn.Method("mine", "x", *row)
 
 
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ({"label": 3}, "the label of mine must be text, not 3"),
+        ({"settings": None}, "the settings of mine must be a mapping, not None"),
+        ({"server": lambda **_: None}, "the server of mine must be a class"),
+        ({"strategy": ["split"]}, r"the strategy of mine cannot be \['split'\]"),
+    ],
+)
+def test_a_part_of_another_type_is_named(part: dict[str, Any], says: str) -> None:
+    row: dict[str, Any] = {"label": "x", "strategy": "alternating", "sharing": "average"}
+    with pytest.raises(ConfigError, match=says):
+        cnfgnn.Method("mine", graph_network=True, **{**row, **part})
+
+
+def test_a_method_that_is_refused_leaves_the_one_of_its_name_as_it_was(average: cnfgnn.Method) -> None:
+    with pytest.raises(ConfigError, match="epochs"):
+        cnfgnn.register(replace(average, settings={"training.epochs": 1}))
+    assert cnfgnn.METHODS["moving-average"].settings == average.settings
+
+
 def test_only_a_method_can_be_registered() -> None:
     with pytest.raises(ConfigError, match=r"a cnfgnn\.Method can be registered, not 'at'"):
         cnfgnn.register("at")  # type: ignore[arg-type]
@@ -187,6 +208,7 @@ def own_of(kind: Any, default: Any, **declared: Any) -> type:
             "need `cnfgnn.setting` with a sentence of help, each of them",
         ),
         (Smoothing(), "must be a dataclass, not Smoothing"),
+        (make_dataclass("Own", [("a", "Unknown", cnfgnn.setting(1, "A."))]), "NameError: name 'Unknown'"),
         (own_of(dict, None), r"own\.a: mine cannot have a setting of the type <class 'dict'> .valid: int"),
         (own_of(int | None, None), r"own\.a: mine cannot have a setting"),
         (own_of(tuple[str, ...], ("x",)), r"own\.a: mine cannot have a setting"),

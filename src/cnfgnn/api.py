@@ -287,7 +287,7 @@ class Forecaster:
         """For pickle and copy: the files of the run, whose folder may be deleted before they are needed."""
         state = {name: value for name, value in vars(self).items() if name not in ("run_", "result_")}
         if hasattr(self, "run_"):
-            folder = self.run_.folder
+            folder = Run.open(self.run_.folder).folder  # refused if it is not there any more
             paths = [path for path in folder.rglob("*") if path.is_file()]
             state["files"] = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
         return state
@@ -378,8 +378,9 @@ def _positions(sensors: pd.DataFrame, ids: Sequence[str]) -> np.ndarray[Any, Any
     for sensor in ids:
         if sensor not in table.index:
             raise DataError("sensors", f"has no sensor {sensor}, which the readings have")
-        if (table.index == sensor).sum() > 1:
-            raise DataError("sensors", f"sensor {sensor} occurs twice: keep one row")
+    table = table.loc[table.index.isin([*ids])]
+    for sensor in table.index[table.index.duplicated()]:
+        raise DataError("sensors", f"sensor {sensor} occurs twice: keep one row")
     positions: np.ndarray[Any, Any] = table.loc[list(ids)].to_numpy(dtype=np.float64)
     for sensor, (latitude, longitude) in zip(ids, positions, strict=True):
         if not (abs(latitude) <= 90 and abs(longitude) <= 180):  # nor of NaN

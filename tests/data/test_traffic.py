@@ -256,6 +256,18 @@ def test_a_part_keeps_the_variables_apart_whichever_is_forecast(tmp_path):
         assert [one.name for one in found.others] == [one.name for one in expected.others]
 
 
+def test_a_part_keeps_the_name_of_the_variable_that_is_asked_for(tmp_path):
+    (tmp_path / "lake").mkdir()
+    rows = ["time,sensor,flow,speed", *(f"2024-01-0{day},a,{day},{-day}" for day in (1, 2, 3))]
+    (tmp_path / "lake" / "readings.csv").write_text("\n".join(rows))
+    (tmp_path / "lake" / "sensors.csv").write_text("id,latitude,longitude\na,60,10\n")
+    said("data", "cut", tmp_path / "lake", tmp_path / "part", "--set", "data.target=speed")
+    for target in ("flow", "speed"):
+        found, expected = (load(tmp_path / folder, target=target).readings for folder in ("part", "lake"))
+        np.testing.assert_array_equal(found.values, expected.values)
+        assert found.variable == expected.variable == target
+
+
 def test_a_time_span_of_own_data_is_a_folder_like_it(tmp_path):
     said("data", "cut", own(tmp_path / "lake", edges=EDGES), tmp_path / "part", "--from", "2024-01-01 00:05")
     found = load(tmp_path / "part")

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from cnfgnn.data.description import DataDescription
 from cnfgnn.federation.site.owner import FORECASTS
 from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.runs.forecast import forecast_run
@@ -56,8 +57,10 @@ def begins(sites: InMemoryFederation, name: str) -> pd.Timestamp:
 @pytest.mark.parametrize("utc", [False, True])
 @pytest.mark.parametrize("leading", ["north", "west"])
 def test_a_row_in_the_future_at_one_site_does_not_cost_anybody_a_forecast(
-    trained: InMemoryFederation, leading: str, utc: bool
+    trained: InMemoryFederation, leading: str, utc: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if utc:  # the run was trained on times without a time zone
+        monkeypatch.setattr(DataDescription, "other_times", lambda *_: "")
     newest = pd.Timestamp.now(tz="UTC").floor(STEP)
     for name in SITES:
         own = trained.readings(name)
@@ -169,7 +172,18 @@ def test_readings_at_another_step_than_in_training_are_refused(trained: InMemory
         trained.write(name, trained.readings(name).iloc[::2])
     status = trained.forecast(wait=1.0)
     assert (status["state"], status["exit_code"]) == ("failed", 2)
-    assert "readings are 600 s apart, and run one was trained on 300 s" in status["problem"]
+    assert "readings come every 600 s, but run one was trained on one every 300 s" in status["problem"]
+
+
+@pytest.mark.parametrize("task", ["forecast", "evaluate", "resume"])
+def test_readings_by_another_clock_than_in_training_are_refused(
+    trained: InMemoryFederation, task: str
+) -> None:
+    for name in SITES:
+        trained.write(name, trained.readings(name).tz_localize("UTC"))
+    status = getattr(trained, task)()
+    assert (status["state"], status["exit_code"]) == ("failed", 2)
+    assert "times are in UTC, but run one was trained on times without a time zone" in status["problem"]
 
 
 def test_sensors_without_recent_readings_are_counted_and_forecast_from_older_ones(

@@ -151,7 +151,7 @@ def test_nodes_have_no_way_to_true_inputs_and_the_server_sees_the_same_whatever_
 
 
 def test_copies_of_a_live_site_are_those_of_its_trainings(tmp_path: Path) -> None:
-    """Also if it forecast another variable before: a second copy of a reading would reveal it."""
+    """Also if it forecast another variable before: a second copy of a reading tells more."""
     rows = LONG[:-8]  # the last four hours arrive live
     site(tmp_path, "speed", rows)
     before = site(tmp_path, "flow", rows)

@@ -37,7 +37,15 @@ class Method(Added):
     in_paper: bool = True
 
     def __post_init__(self) -> None:
-        if self.strategy not in SHARINGS:
+        kinds = {
+            "label": (str, "text"),
+            "settings": (Mapping, "a mapping"),
+            "server": (type | None, "a class"),
+        }
+        for part, (kind, wanted) in kinds.items():
+            if not isinstance(value := getattr(self, part), kind):
+                raise ConfigError("method", f"the {part} of {self.name} must be {wanted}, not {value!r}")
+        if self.strategy not in list(SHARINGS):
             raise ConfigError("method", f"the strategy of {self.name} cannot be {self.strategy!r}", SHARINGS)
         if self.sharing not in SHARINGS[self.strategy]:
             problem = f"the sharing of {self.name}, which is {self.strategy}, cannot be {self.sharing!r}"
@@ -121,12 +129,8 @@ def register(method: Method) -> Method:
     """
     if not isinstance(method, Method):
         raise ConfigError("method", f"a cnfgnn.Method can be registered, not {method!r}")
-    outside.add(method.name, method)
-    try:
+    with outside.added_if_it_works(method.name, method):
         check_method(preset(method.name))
-    except BaseException:
-        outside.forget(method.name)
-        raise
     return method
 
 

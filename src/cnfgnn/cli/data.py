@@ -192,8 +192,10 @@ def cut(
             problem = f"has {kept.sum()} rows in that span, and at least two are needed"
             raise DataError(path, f"{problem}: it has {times[0]} to {times[-1]}")
         data = replace(data, name=out.absolute().name, readings=rows_of(data.readings, kept))
-        write = write_traffic if zeros_are_missing(path) else write_folder
-        write(data, folder)
+        if zeros_are_missing(path):
+            write_traffic(data, folder)
+        else:
+            write_folder(data, folder, named=bool(config.data.target))
     _print_written(out, data)
 
 

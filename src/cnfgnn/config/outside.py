@@ -11,7 +11,8 @@ import dataclasses
 import functools
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,9 +60,17 @@ def add(name: str, method: Added) -> None:
     _registered[name] = method
 
 
-def forget(name: str) -> None:
-    """Have this process know a method no longer."""
-    del _registered[name]
+@contextmanager
+def added_if_it_works(name: str, method: Added) -> Iterator[None]:
+    """Make a method known; if what is inside fails, this process goes on with the one that it knew before."""
+    before = _registered.copy()
+    try:
+        add(name, method)
+        yield
+    except BaseException:
+        _registered.clear()
+        _registered.update(before)
+        raise
 
 
 def _is_taken(name: str) -> bool:
@@ -74,7 +83,11 @@ def _check_own(name: str, own: Any) -> None:
     """Refuse settings that could not be written to a run's folder and read again."""
     if not isinstance(own, type) or not dataclasses.is_dataclass(own):
         raise ConfigError("method", f"the settings of {name} must be a dataclass, not {own!r}")
-    declared = fields_of(own)
+    try:
+        declared = fields_of(own)
+    except Exception as error:  # whatever its annotations are
+        problem = f"the settings of {name} have types that cannot be read"
+        raise ConfigError("method", f"{problem} ({type(error).__name__}: {error})") from error
     if not declared or not all(setting.help for setting in declared):
         problem = f"the settings of {name} need `cnfgnn.setting` with a sentence of help, each of them"
         raise ConfigError("method", problem)

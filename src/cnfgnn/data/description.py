@@ -72,6 +72,20 @@ class DataDescription:
             inputs=_names(stored),
         )
 
+    def other_times(self, run: str, step_seconds: int, utc: bool) -> str:
+        """What is wrong with the times of other readings for a run that was trained on these; else empty.
+
+        By another clock, the hour of the day would be another one.
+        """
+        if step_seconds != self.step_seconds:
+            trained = f"{run} was trained on one every {self.step_seconds} s"
+            return f"readings come every {step_seconds} s, but {trained}"
+        if utc != self.utc:
+            found, before = ("in UTC", "without a time zone")[:: 1 if utc else -1]
+            trained = f"{run} was trained on times {before}"
+            return f"times are {found}, but {trained}: write them as then, or train again"
+        return ""
+
     def as_json(self) -> dict[str, Any]:
         """As a flat JSON object."""
         stored: dict[str, Any] = {

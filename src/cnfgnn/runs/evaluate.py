@@ -101,16 +101,10 @@ def restore_best(
 
 
 def check_same_times(run: Run, data: Dataset) -> None:
-    """Refuse readings at another pace than the run was trained on, or by another clock: the hour of the day
-    would be another one."""
-    step, trained = data.readings.step_seconds, run.data
-    if step != trained.step_seconds:
-        problem = f"readings come every {step} s, but {run.folder} was trained on one every"
-        raise DataError(data.readings.source, f"{problem} {trained.step_seconds} s")
-    if data.readings.utc != trained.utc:
-        found, expected = ("in UTC", "without a time zone")[:: 1 if data.readings.utc else -1]
-        problem = f"times are {found}, but {run.folder} was trained on times {expected}"
-        raise DataError(data.readings.source, f"{problem}: write them as then, or train again")
+    """Refuse readings at another pace than the run was trained on, or by another clock."""
+    readings = data.readings
+    if problem := run.data.other_times(str(run.folder), readings.step_seconds, readings.utc):
+        raise DataError(readings.source, problem)
 
 
 def weights_of(run: Run) -> Weights:

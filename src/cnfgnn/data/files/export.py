@@ -15,8 +15,9 @@ from cnfgnn.data.readings import UNNAMED, Readings
 from cnfgnn.files import make_folder, write_whole
 
 
-def write_folder(data: Dataset, out: Path) -> None:
-    """Write readings, further inputs, positions and graph into a folder."""
+def write_folder(data: Dataset, out: Path, named: bool = False) -> None:
+    """Write readings, further inputs, positions and graph into a folder. With `named`, the variable that is
+    forecast keeps its name."""
     write_network(data, out)
     readings, first = data.readings, out / "readings.csv"
     files = {
@@ -25,7 +26,9 @@ def write_folder(data: Dataset, out: Path) -> None:
     }
     unnamed = files.pop(out / VARIABLES / f"{UNNAMED}.csv", None)
     if unnamed is not None:  # another variable than that of readings.csv is forecast
-        files[first], first = unnamed, out / VARIABLES / f"{readings.variable}.csv"
+        files[first] = unnamed
+    if unnamed is not None or (named and readings.variable != UNNAMED):
+        first = out / VARIABLES / f"{readings.variable}.csv"
     for path, content in ({first: readings} | files).items():
         make_folder(path.parent)
         _write_readings(content, path)

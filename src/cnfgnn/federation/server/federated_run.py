@@ -23,7 +23,7 @@ from cnfgnn.data.description import DataDescription, FederatedData
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.inputs import NO_INPUTS, InputCounts, InputNames
 from cnfgnn.data.windows import SPLITS, Windows
-from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.errors import ConfigError, DataError, RunError
 from cnfgnn.federation.project import Project
 from cnfgnn.federation.run_names import name_in_requests
 from cnfgnn.federation.spans import Span
@@ -62,6 +62,12 @@ def check_same_federation(run: Run, project: Project, graph: Graph) -> None:
     if run.data.fingerprint != _fingerprint(project, graph):
         problem = "began with other sensors or another graph than this kit has: start a new run"
         raise RunError(run.folder, problem)
+
+
+def check_same_times(run: Run, span: Span) -> None:
+    """Refuse readings at another pace than the run was trained on, or by another clock."""
+    if problem := run.data.other_times(f"run {run.folder.name}", span.step, span.utc):
+        raise DataError(run.data.name, problem)
 
 
 def inputs_of(run: Run, found: InputNames) -> InputCounts:

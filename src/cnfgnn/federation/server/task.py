@@ -20,6 +20,7 @@ from cnfgnn.errors import CnfgnnError, DataError, NoSiteAnswered, RunError
 from cnfgnn.federation.server.federated_run import (
     check_recordable,
     check_same_federation,
+    check_same_times,
     check_same_windows,
     describe_data,
     federated_data,
@@ -131,7 +132,7 @@ def _new_run_from(context: TaskContext, changes: Mapping[str, Any] | None = None
         raise RunError(earlier.folder, "has no finished round yet, so there is nothing to go on from")
     span, warnings = training_span(context.spans)
     context.warn(warnings)
-    _check_same_step(context, earlier, span)
+    check_same_times(earlier, span)
     config, origin = to_go_on(earlier, span.rows, {**context.task.settings, **(changes or {})})
     _check_new(context, config)
     return Run.begin(context.folder, config, describe_data(context.project, context.graph, span), origin)
@@ -141,12 +142,6 @@ def _check_new(context: TaskContext, config: Config) -> None:
     check_federated(config)
     if context.task.record:
         check_recordable(config.method, config.model.levels)
-
-
-def _check_same_step(context: TaskContext, run: Run, span: Span) -> None:
-    if span.step != run.data.step_seconds:
-        problem = f"readings are {span.step} s apart, and run {run.folder.name} was trained on"
-        raise DataError(context.project.name, f"{problem} {run.data.step_seconds} s")
 
 
 def _existing_run(context: TaskContext, folder: Path) -> Run:
@@ -210,7 +205,7 @@ def _check_forecast_span(context: TaskContext, run: Run, span: Span) -> None:
     if span.rows < (history := run.config.data.history):
         problem = f"the readings of all sites together span {span.rows} steps; a forecast needs {history}"
         raise DataError(context.project.name, problem)
-    _check_same_step(context, run, span)
+    check_same_times(run, span)
 
 
 def _set_up_to_forecast(context: TaskContext, run: Run, span: Span) -> Experiment:

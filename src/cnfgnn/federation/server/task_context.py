@@ -23,7 +23,12 @@ from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, NodeError
 from cnfgnn.federation.kits.kit import read_server
-from cnfgnn.federation.server.federated_run import inputs_of, memory_plan_of, recorder_for
+from cnfgnn.federation.server.federated_run import (
+    check_same_times,
+    inputs_of,
+    memory_plan_of,
+    recorder_for,
+)
 from cnfgnn.federation.server.rendezvous import incompatible_sites, rejoin_problem, wait_for_sites
 from cnfgnn.federation.server.status import StatusFile
 from cnfgnn.federation.spans import Span, covering_span, reading_warnings, unblurred_warnings
@@ -120,6 +125,7 @@ class TaskContext:
         """Connect to the sites and prepare them for the run. `kept_scaler` is the scale of the run that a new
         one goes on from."""
         config = run.config
+        check_same_times(run, self.span)
         transport = self._connect(terms, config)
         graph = self.graph if config.graph.direction == "files" else self.graph.reversed()
         if self.task.record:

@@ -2,7 +2,8 @@
 
 They belong to the readings, not to the kit: by default they are in a folder beside the readings, so that a
 kit that is issued again finds the copies that the old one made. The kit remembers which key it used. If that
-key or its copies are gone, the site stops, because a second copy of a reading would reveal it.
+key or its copies are gone, the site stops, because a second copy of a reading would tell more than the blur
+allows.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def _series_names(store: CopyStore, observed: Readings) -> dict[str, str]:
     """The name under which the copies of each variable and covariate are kept.
 
     The variable that was forecast when the first copy was made has none. It keeps its copies when another
-    one is forecast, because a second copy of its readings would reveal them.
+    one is forecast, because a second copy of its readings would tell more than the blur allows.
     """
     settled = store.settle("variable", observed.variable)
     variables = [observed.variable, *(one.name for one in observed.others if not one.known_ahead)]
@@ -201,7 +202,7 @@ def _other_variables(settled: str, found: Sequence[str]) -> str:
     return (
         f"the first copies were made of the variable {settled!r}, and the readings have {', '.join(found)}:"
         f" call the same variable {settled!r} again. Copies are found by its name, and a reading under"
-        " another name would get a second copy, which reveals it"
+        f" another name would get a second copy: {TWO_COPIES}"
     )
 
 
@@ -264,7 +265,7 @@ def _check_times(
 def _other_times(before: str, now: str) -> str:
     return (
         f"the copies were made {before}, and now {now}: go back to how it was. Copies are found by sensor and"
-        " time, and a reading at another time would get a second copy, which reveals it"
+        f" time, and a reading at another time would get a second copy: {TWO_COPIES}"
     )
 
 
