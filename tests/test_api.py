@@ -53,7 +53,7 @@ def test_a_run_on_disk_is_taken_up_by_name(tmp_path: Path) -> None:
     assert cnfgnn.forecast(tmp_path / "run").shape == (12, 3)
     assert cnfgnn.forecast(tmp_path / "run", cnfgnn.city(sensors=5, days=1)).shape == (12, 5)
     cnfgnn.fit(city, "gru-fedavg", out=tmp_path / "other", model__hidden=4, training__rounds=1)
-    with pytest.raises(DataError, match="not those of"):
+    with pytest.raises(DataError, match="trained on readings in memory"):
         cnfgnn.evaluate(tmp_path / "other")  # it was trained on data that its settings do not name
     assert cnfgnn.resume(tmp_path / "run").progress.history == result.progress.history
 
