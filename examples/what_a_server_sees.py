@@ -6,11 +6,11 @@
 # guarantee.
 
 # %%
+import cnfgnn  # isort: skip - before PyTorch, so that training is faster beside other programs
+
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-
-import cnfgnn
 
 city = cnfgnn.city(sensors=4, days=4, seed=2)
 quick = {"training__rounds": 2, "model__hidden": 16, "model__sent": 8}

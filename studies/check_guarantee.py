@@ -79,7 +79,7 @@ def main() -> None:
     try:
         _, *two, last = sys.argv
         (blur, change), readings = map(float, two), int(last)
-        if not (blur > 0 and change > 0 and readings > 0 and math.isfinite(change / blur)):
+        if not (blur > 0 and change > 0 and 0 < readings < 1e6 and change / blur < 1e3):
             raise ValueError
     except ValueError:
         asked = len(sys.argv) == 2 and sys.argv[1] in ("-h", "--help")

@@ -16,6 +16,7 @@ part of this: compare several.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from cnfgnn.runs.record import commit, write_json
 DRAWS, LEVEL = 2000, 0.95
 LEAST = 20  # days, or other blocks, from which something is said
 KEY = ["sensor", "issued", "step"]
+COLUMNS = [*KEY, "observed", "truth", "forecast"]
 
 
 class Row(NamedTuple):
@@ -104,6 +106,15 @@ def _widening(count: int) -> float:
     return (1 + (z**2 + 1) / (4 * few)) * (count / few) ** 0.5
 
 
+def _predictions(path: Path) -> pd.DataFrame:
+    """What `cnfgnn evaluate --predictions` has written."""
+    try:
+        return pd.read_parquet(path, columns=COLUMNS)
+    except Exception as problem:  # pyarrow raises many kinds
+        first = str(problem).strip().partition("\n")[0]
+        sys.exit(f"{path}: cannot be read as predictions, with the columns {', '.join(COLUMNS)} ({first})")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("a")
@@ -122,7 +133,7 @@ def main() -> None:
     names = {"a": Path(given.a).stem, "b": Path(given.b).stem}
     if given.record is not None and (given.days != 1 or names["a"] == names["b"]):
         parser.error("--record: a table has single days, and two files that are named after what they are")
-    read = [pd.read_parquet(path) for path in (given.a, given.b)]
+    read = [_predictions(Path(path)) for path in (given.a, given.b)]
     rows = compare(*read, given.metric, not given.unmasked, given.days, given.seed)
     print(f"{given.metric}, {'unmasked' if given.unmasked else 'masked'}; a: {given.a}, b: {given.b}\n")
     print(f"| step | a | b | a - b, {LEVEL:.0%} interval | |\n|---|---|---|---|---|")

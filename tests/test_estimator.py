@@ -138,6 +138,10 @@ def test_mistakes_are_named() -> None:
         cnfgnn.Forecaster(sensors=places, training__epochs=1).fit(frame)
     with pytest.raises(DataError, match="DataFrame"):
         cnfgnn.Forecaster(sensors=places).fit(frame.reset_index(drop=True))
+    with pytest.raises(ConfigError, match="graph: give either the graph or the sensors"):
+        cnfgnn.Forecaster(sensors=places, graph=cnfgnn.city(sensors=3, days=1).graph).fit(frame)
+    with pytest.raises(ConfigError, match=r"graph: must be a cnfgnn\.Graph, not a ndarray"):
+        cnfgnn.Forecaster(graph=np.eye(3)).fit(frame)
 
 
 @pytest.mark.parametrize("readings", [tables()[0].to_numpy(), tables()[0].iloc[:, 0], None, [[1.0]]])
@@ -162,6 +166,30 @@ def test_wrong_positions_are_named(change: Callable[[pd.DataFrame], Any], says: 
     frame, places = tables()
     with pytest.raises(DataError, match=f"sensors: {says}"):
         cnfgnn.Forecaster(sensors=change(places)).fit(frame)
+
+
+@pytest.mark.parametrize("intervals", [80, "80", [85]])
+def test_wrong_intervals_are_named(fitted: cnfgnn.Forecaster, intervals: Any) -> None:
+    with pytest.raises(ConfigError, match=r"needs levels such as|there are no intervals of 85 %"):
+        fitted.predict(intervals=intervals)
+
+
+def test_a_sensor_without_a_column_is_named() -> None:
+    frame, _ = tables()
+    one = cnfgnn.Forecaster("gru-fedavg", model__hidden=2, training__rounds=1).fit(frame)
+    with pytest.warns(UserWarning, match="no readings of c0001: forecast from what was learned"):
+        assert one.predict(frame.drop(columns="c0001")).shape == (12, 3)
+
+
+def test_a_table_is_read_by_the_settings_of_how_files_are_read() -> None:
+    frame, _ = tables()
+    small = {"model__hidden": 2, "training__rounds": 1}
+    ahead = cnfgnn.Forecaster("gru-fedavg", data__timezone="+01:00", **small).fit(frame).predict()
+    assert str(ahead.index[0]) == "2024-01-01 23:00:00+00:00"
+    long = frame.rename_axis("time").reset_index().melt("time", var_name="sensor", value_name="speed")
+    both = long.assign(flow=2 * long["speed"])
+    one = cnfgnn.Forecaster("gru-fedavg", data__target="flow", **small).fit(both)
+    np.testing.assert_array_equal(one._newer(both).readings.values, 2 * frame.to_numpy(np.float32))
 
 
 def test_a_method_without_a_graph_network_needs_no_graph() -> None:

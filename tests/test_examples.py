@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import runpy
 from pathlib import Path
 
@@ -76,3 +77,41 @@ def test_other_data_sets_are_made_of_what_their_publishers_distribute(
     with pytest.raises(SystemExit, match=f"has no sensor {ids[3]}, which {listed.name} lists"):
         prepare(tmp_path / "again")
     assert not (tmp_path / "again").exists()
+
+
+def test_the_week_is_made_of_a_table_without_times_and_of_the_published_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare() -> None:
+        monkeypatch.setattr(
+            "sys.argv", ["prepare.py", "metr-la-week-207", str(source), str(tmp_path / "week")]
+        )
+        runpy.run_path(str(PREPARE), run_name="__main__")
+
+    source, speeds = tmp_path / "los_speed.csv", np.array([[64.375, 0.0], [62.5, 61.25], [60.0, 59.5]])
+    with pytest.raises(SystemExit, match=r"los_speed\.csv: no such file"):
+        prepare()
+    pd.DataFrame(speeds, columns=["773869", "767541"]).to_csv(source, index=False)
+    weights = np.array([[1.0, 0.5], [0.0, 1.0]], dtype=np.float32)
+    for ids in (["767541", "773869"], ["773869", "767541"]):
+        graph = (ids, {sensor: row for row, sensor in enumerate(ids)}, weights)
+        source.with_name("adj_mx.pkl").write_bytes(pickle.dumps(graph))
+        if ids[0] == "767541":
+            with pytest.raises(SystemExit, match="another order"):
+                prepare()
+    prepare()
+    data = load(tmp_path / "week" / "metr-la-week-207.h5")
+    np.testing.assert_array_equal(data.readings.values, speeds)
+    assert [str(time) for time in data.readings.times[:2]] == ["2012-03-01T00:00:00", "2012-03-01T00:05:00"]
+    assert data.graph.edges == 3
+    with pytest.raises(SystemExit, match="week exists already"):
+        prepare()
+
+
+@pytest.mark.parametrize("arguments", [[], ["."]])
+def test_auckland_is_written_into_a_new_folder_only(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["auckland.py", *arguments])
+    with pytest.raises(SystemExit, match="say where to write the folder"):
+        runpy.run_path(str(AUCKLAND), run_name="__main__")

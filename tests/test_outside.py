@@ -35,6 +35,7 @@ from cnfgnn.models.graphnet import Edges
 from cnfgnn.models.gru import EncoderDecoder
 from cnfgnn.models.params import Params
 from cnfgnn.runs.folder import Run
+from cnfgnn.runs.record import settings_that_differ
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import train
 from cnfgnn.testing import check_absent_nodes, check_method, check_resume, one_epoch, trained
@@ -121,6 +122,11 @@ def test_its_settings_are_listed_changed_checked_and_written(average: cnfgnn.Met
         cnfgnn.preset("at-fedavg").with_changes({"own.steps": 1})
     assert config.with_changes({"method": "at"}).own is None
     assert Config().with_changes(settings_of(config)) == config  # as a task carries them to a server
+
+
+def test_its_settings_are_in_the_record_of_a_run(average: cnfgnn.Method) -> None:
+    config = cnfgnn.preset("moving-average").with_changes({"own.steps": 2})
+    assert settings_that_differ(config, "city", 100)[1]["own.steps"] == 2
 
 
 def test_a_run_whose_package_is_not_installed_says_what_to_do() -> None:
@@ -496,6 +502,11 @@ def test_a_network_without_weights_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match="has no weights that could be learned"):
         trained(one_epoch("fixed"))
+    cnfgnn.register(
+        cnfgnn.Method("loose", "x", "alternating", "average", True, settings=settings, network=lambda *_: 3)
+    )
+    with pytest.raises(ConfigError, match=r"its Graph Network is a int, not a torch\.nn\.Module"):
+        trained(one_epoch("loose"))
 
 
 def test_a_server_of_another_strategy_is_refused() -> None:

@@ -1,7 +1,8 @@
-"""The folders of molene and montevideo-bus, from the files that docs/reproduction.md names.
+"""The folders of three data sets, from the files that docs/reproduction.md names.
 
     python experiments/data/prepare.py molene sensor_data_filtered.csv molene
     python experiments/data/prepare.py montevideo-bus montevideo_bus.json montevideo-bus
+    python experiments/data/prepare.py metr-la-week-207 los_speed.csv week   # and adj_mx.pkl beside it
 
 `molene-32.csv` and `montevideo-bus-60.csv` beside this file have the sensors and their places. The bus stops
 are the 60 with most boardings.
@@ -14,8 +15,15 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.files.adjacency import read_matrix
+from cnfgnn.data.files.export import write_traffic
+from cnfgnn.data.readings import Readings
+
+WEEK = "metr-la-week-207"
 HERE = Path(__file__).resolve().parent
 KELVIN = 273.15
 
@@ -39,14 +47,36 @@ SETS: Mapping[str, tuple[str, Callable[[Path], pd.DataFrame]]] = {
 }
 
 
+def write_week(source: Path, out: Path) -> None:
+    """The first week of METR-LA, every five minutes from 2012-03-01 on, as a traffic file with its graph."""
+    speeds = pd.read_csv(source)
+    times = np.datetime64("2012-03-01", "s") + np.timedelta64(5, "m") * np.arange(len(speeds))
+    values = speeds.to_numpy(dtype=np.float32)
+    ids, graph = read_matrix(source.with_name("adj_mx.pkl"))
+    if ids != tuple(speeds.columns):
+        sys.exit(f"{source} has other sensors than adj_mx.pkl beside it, or another order")
+    out.mkdir(parents=True)
+    write_traffic(Dataset("metr-la-week-207", Readings(times, ids, values, np.isnan(values)), graph), out)
+
+
 def main() -> None:
-    if len(sys.argv) != 4 or sys.argv[1] not in SETS:
+    if len(sys.argv) != 4 or sys.argv[1] not in (*SETS, WEEK):
         sys.exit(__doc__)
+    source, out = Path(sys.argv[2]), Path(sys.argv[3])
+    if not source.is_file() or out.exists():
+        sys.exit(
+            f"{source}: no such file"
+            if not source.is_file()
+            else f"{out} exists already: choose another folder"
+        )
+    if sys.argv[1] == WEEK:
+        write_week(source, out)
+        return
     places, readings = SETS[sys.argv[1]]
-    sensors, out = pd.read_csv(HERE / places, dtype={"id": str}, index_col="id"), Path(sys.argv[3])
-    found = readings(Path(sys.argv[2]))
+    sensors = pd.read_csv(HERE / places, dtype={"id": str}, index_col="id")
+    found = readings(source)
     if missing := [sensor for sensor in sensors.index if sensor not in found]:
-        sys.exit(f"{sys.argv[2]} has no sensor {missing[0]}, which {places} lists")
+        sys.exit(f"{source} has no sensor {missing[0]}, which {places} lists")
     out.mkdir(parents=True)
     found[sensors.index].to_csv(out / "readings.csv", index_label="time")
     sensors.to_csv(out / "sensors.csv")

@@ -41,7 +41,7 @@ from cnfgnn.data.files.folder import load
 from cnfgnn.data.files.formats import read_frame
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings, columns_of
-from cnfgnn.data.source import open_data
+from cnfgnn.data.source import open_data, reading_options
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.data.windows import Split
 from cnfgnn.errors import (
@@ -336,8 +336,10 @@ class Forecaster:
         if not isinstance(data, pd.DataFrame):
             kinds = "a DataFrame, a Dataset, or the path of a folder or file"
             raise DataError("readings", f"must be {kinds}, not a {type(data).__name__}")
-        readings = read_frame(data)
+        readings = read_frame(data, reading_options(config))
         if self.sensors is not None:
+            if self.graph is not None:
+                raise ConfigError("graph", "give either the graph or the sensors, from which one is made")
             positions = _positions(self.sensors, readings.ids)
             return Dataset("DataFrame", replace(readings, positions=positions), Graph.nearest(positions))
         if not fitted:
@@ -347,10 +349,17 @@ class Forecaster:
             if sensor not in known:
                 problem = "it was not fitted to this sensor: pass a Dataset, or sensors with their positions"
                 raise DataError("DataFrame", problem, column=sensor)
+        if absent := [sensor for sensor in known if sensor not in readings.ids]:
+            problem = (
+                f"no readings of {', '.join(absent)}: forecast from what was learned and from the others"
+            )
+            warnings.warn(problem, stacklevel=4)
         return Dataset("DataFrame", columns_of(readings, known), self._graph_of_run())
 
     def _given_graph(self, n: int) -> Graph:
         if self.graph is not None:
+            if not isinstance(self.graph, Graph):
+                raise ConfigError("graph", f"must be a cnfgnn.Graph, not a {type(self.graph).__name__}")
             return self.graph
         if method_of(self.method).graph_network:
             problem = f"the graph of the sensors is unknown, and {self.method} needs it"

@@ -157,6 +157,19 @@ def test_a_record_has_single_days_of_two_names(
     assert "two files that are named after what they are" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["none.parquet", "text.csv", "other.parquet"])
+def test_a_file_without_predictions_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "text.csv").write_text("sensor,issued")
+    pd.DataFrame({"sensor": ["a"], "step": [1]}).to_parquet(tmp_path / "other.parquet")
+    monkeypatch.setattr("sys.argv", ["paired.py", str(tmp_path / name), str(tmp_path / name)])
+    with pytest.raises(
+        SystemExit, match=rf"{name}: cannot be read as predictions, with the columns sensor, "
+    ):
+        main()
+
+
 def test_times_with_and_without_a_zone_are_not_compared() -> None:
     here, utc = forecasts(1, 1, 25), forecasts(1, 1, 25)
     utc["issued"] = utc["issued"].dt.tz_localize("UTC")

@@ -206,3 +206,6 @@ def test_a_sweep_is_chosen_by_validation_and_only_the_chosen_one_shows_its_test_
     assert Plan.read(EXPERIMENTS / "choose.toml").choose == "validation"
     with pytest.raises(ConfigError, match=r"choose: .* cannot choose by 'test'.*validation"):
         plan(tmp_path, 'choose = "test"\n' + TINY)
+    for setting in ("horizon = [3, 12]", 'missing = ["masked", "as-truth"]'):
+        with pytest.raises(ConfigError, match=r"data\.\w+: .* cannot choose among lines that differ in it"):
+            plan(tmp_path, f'choose = "validation"\n{TINY}\n[grid.data]\n{setting}\n')

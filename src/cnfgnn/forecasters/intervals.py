@@ -13,7 +13,7 @@ steps ahead, and l levels in the order of `LEVELS`. Bounds have a first axis of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -403,6 +403,8 @@ def _allowance(independent: Floats) -> Floats:
 
 def check_levels(levels: Sequence[int], key: str) -> tuple[int, ...]:
     """The levels, ascending; one that is not kept is refused under the name of the setting."""
+    if isinstance(levels, str) or not isinstance(levels, Iterable):
+        raise ConfigError(key, f"needs levels such as [80, 95], not {levels!r}")
     for level in levels:
         if level not in LEVELS:
             raise ConfigError(key, f"there are no intervals of {level} %", [str(known) for known in LEVELS])

@@ -17,7 +17,7 @@ import torch
 from cnfgnn.algorithm.experiment import fit_to_windows
 from cnfgnn.algorithm.methods import method_of, preset
 from cnfgnn.config.presets import BASELINE_SIZES, LIKES
-from cnfgnn.config.settings import SETTINGS, Config
+from cnfgnn.config.settings import Config
 from cnfgnn.data.description import checksum
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError
@@ -78,7 +78,7 @@ def settings_that_differ(config: Config, data: str, windows: int) -> tuple[Mappi
     """The preset that the settings are nearest to, as it suits so many training windows, and those in which
     they differ from it. If several are as near, it is the one of the data set that `data` is named after."""
     method = method_of(config.method)
-    values = {key: config.setting(key) for key in SETTINGS if key not in OF_THE_PLACE}
+    values = {key: config.setting(key) for key in config.keys if key not in OF_THE_PLACE}
     found = []
     for size in BASELINE_SIZES:
         for like in sorted((None, *LIKES), key=lambda like: like is None or not data.startswith(like)):

@@ -143,7 +143,8 @@ def seen_sensors(data: Dataset, share: float) -> Tensor | None:
     positions = data.readings.positions
     if positions is None:
         problem = "inductive training sorts sensors by longitude, but they have no positions"
-        raise DataError(data.name, f"{problem}: add sensors.csv (id, latitude, longitude)")
+        files = "graph_sensor_locations.csv to a traffic file, or sensors.csv to a folder"
+        raise DataError(data.name, f"{problem}: add {files} (id, latitude, longitude)")
     order = np.argsort(positions[:, 1], kind="stable")
     seen = torch.zeros(len(order), dtype=torch.bool)
     seen[torch.from_numpy(order[: max(1, int(len(order) * share))])] = True

@@ -23,6 +23,7 @@ from cnfgnn.runs.scores import Errors
 # Settings that may differ between a plan and a run that exists: paths, devices and limits.
 CIRCUMSTANCES = ("data.path", "compute.device", "compute.memory", "training.rounds", "training.patience")
 BEGINNING = {"config.toml", ".config.toml.partial", ".manifest.json.partial"}  # files before the manifest
+TARGETS = ("data.horizon", "data.missing", "data.target")  # what a validation error is over
 PER_RUN = ("method", "size", "seed")  # settings that the plan chooses for each run
 
 
@@ -115,7 +116,13 @@ class Plan:
         for key in plan._under("only."):
             if method_of(key.split(".")[0]).name not in [method for method, _ in plan.methods]:
                 raise ConfigError(f"only.{key}", "the comparison has no such method", dict(plan.methods))
-        plan.cases()
+        cases = plan.cases()
+        for key in TARGETS if choose else ():
+            if len({case.config.setting(key) for case in cases}) > 1:
+                problem = (
+                    f"{path} cannot choose among lines that differ in it: their errors are of other targets"
+                )
+                raise ConfigError(key, problem)
         plan.quick().cases()
         return plan
 
@@ -216,7 +223,7 @@ class Row:
 
 
 def chosen(rows: Sequence[Row]) -> Row:
-    """The line with the lowest validation error, over the readings that the loss is over; median of seeds."""
+    """The line with the lowest validation RMSE, over the readings that the loss is over; median of seeds."""
     return min(rows, key=lambda row: row.median(rows[0].case.config.data.metric, validation=True))
 
 

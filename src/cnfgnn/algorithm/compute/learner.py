@@ -218,7 +218,11 @@ def _drawn(model: ModelConfig, seed: int, made: Callable[[], nn.Module] | None) 
     if made is not None:
         with torch.random.fork_rng(devices=[]):  # it draws its weights as modules of PyTorch do
             torch.manual_seed(generator(seed, SERVER_WEIGHTS).initial_seed())
-            return made()
+            network = made()
+        if not isinstance(network, nn.Module):
+            problem = f"its Graph Network is a {type(network).__name__}, not a torch.nn.Module"
+            raise ConfigError("method", problem)
+        return network
     width = model.sent_width
     network = GraphNetwork(width, model.embedding, model.gn_widths, model.gn_layers, model.gn_mean)
     zero_u = width if model.global_input == "zero" else 0

@@ -47,9 +47,8 @@ def read_readings(path: Path, options: ReadingOptions | None = None) -> Readings
     return readings_of(_table(path, options), options)
 
 
-def read_frame(frame: pd.DataFrame) -> Readings:
+def read_frame(frame: pd.DataFrame, options: ReadingOptions) -> Readings:
     """The readings of a table in memory, wide or long, with a row for every time step."""
-    options = ReadingOptions()
     return readings_of(_from_frame(frame, Path("DataFrame"), options), options).on_grid()
 
 
