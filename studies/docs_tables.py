@@ -17,6 +17,8 @@ records in the first folder there is no table.
 `data-sets` shows experiments/data; `operations` recomputes the paper's. `attacks FOLDER` shows how near
 attacks came: the record of a run with its blur and, as `attacks`, the lines of `cnfgnn attack --json`.
 `intervals FOLDERS` shows how good the ranges of the records in some folders are, for each data set.
+`kinds FOLDER` shows the default beside simple forecasts and trees on the synthetic kinds, from what
+`studies/kinds.py --records` writes.
 `paired FOLDER masked` (or `unmasked`) shows comparisons of two runs over all steps, by these errors, which
 `studies/paired.py --record` writes.
 """
@@ -30,6 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from cnfgnn.algorithm.methods import Like, method_of, preset
@@ -376,10 +379,37 @@ def paired(folder: str, errors: str) -> Table | str:
     return Table(folder, folder, [*columns, Column("commit", "compared at")], rows)
 
 
+def kinds(folder: str) -> Table | str:
+    """The error of the default on each kind of data, as a ratio to that of the best simple forecast and of
+    LightGBM; largest ratios first."""
+    found = _read(folder)
+    if not found:
+        return NONE_YET
+    if not all(record["test"] for record in found):
+        raise SystemExit(
+            f"{folder}: errors before the test split are no results (kinds.py --spend-test-split)"
+        )
+    rows = []
+    for record in sorted(found, key=lambda one: -one["ratio"]):
+        simple = {name: error for name, error in record["simple"].items() if name != "LightGBM"}
+        row = {key: record[key] for key in ("kind", "sensors", "windows", "ratio", "commit")}
+        row["best"] = min(simple, key=lambda name: simple[name])
+        row["trees"] = record["error"] / record["simple"]["LightGBM"]
+        rows.append(row)
+    means = [f"{geometric_mean([row[key] for row in rows]):.3f}" for key in ("ratio", "trees")]
+    seeds = ", ".join(sorted({str(record["settings"]["seed"]) for record in found}))
+    notes = [f"Geometric means: {means[0]} and {means[1]}. Measured on {_machines(found)}; seed {seeds}."]
+    columns = [Column("kind", "data"), Column("sensors", "sensors"), Column("windows", "windows")]
+    columns += [Column("best", "best simple forecast"), Column("ratio", "error relative to it")]
+    columns += [Column("trees", "relative to LightGBM"), Column("commit", "commit")]
+    return Table(folder, folder, columns, rows, notes)
+
+
 TABLES: Mapping[str, Callable[..., Table | str]] = {
     "records": records,
     "attacks": attacks,
     "intervals": intervals,
+    "kinds": kinds,
     "paired": paired,
     "data-sets": data_sets,
     "operations": operations_of_a_node,

@@ -24,7 +24,6 @@ training out, are not even read. What is left is split as any other data, and it
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +44,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import rows_of
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.runs.baselines import all_baselines
+from cnfgnn.runs.record import about, write_json
 from cnfgnn.runs.scores import Scores
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import evaluate
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--untrained", action="store_true", help="only the linear part, which takes seconds")
     parser.add_argument("--lightgbm", action="store_true", help="also fit gradient-boosted trees")
     parser.add_argument("--write", type=Path, help="write the folders here, and do not train")
-    parser.add_argument("--json", type=Path, help="also append a line of JSON for each kind to this file")
+    parser.add_argument("--records", type=Path, help="also write a record of each kind into this folder")
     text = "also print the error with these values of DOUBT, as a ratio to that of the linear part"
     parser.add_argument("--doubts", type=float, nargs="+", default=[], help=text)
     options = parser.parse_args()
@@ -200,9 +200,10 @@ def main() -> None:
                 data = before(data, options.origin)
             row = measured(name, data, changes, not options.untrained, doubts, options.lightgbm)
             print(as_line(row), flush=True)
-            if options.json is not None:
-                with open(options.json, "a") as file:
-                    file.write(json.dumps(row) + "\n")
+            if options.records is not None:
+                what = {"settings": changes, "test": options.spend_test_split}
+                record = row | what | about(folder.name, data.readings)
+                write_json(options.records / f"{folder.name}.json", record)
 
 
 if __name__ == "__main__":

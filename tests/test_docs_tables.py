@@ -212,6 +212,34 @@ def test_masked_and_unmasked_errors_never_share_a_table(written: Callable[..., N
             docs_tables.records("both", *columns)
 
 
+def test_the_default_on_each_kind_is_compared_with_the_best_simple_forecast(
+    written: Callable[..., None],
+) -> None:
+    def kind(name: str, error: float, **simple: float) -> dict[str, Any]:
+        seen = {"sensors": 2, "windows": 9, "settings": {"seed": 1}, "test": True}
+        seen |= {"commit": "abc1234", "machine": "a machine"}
+        return seen | {
+            "kind": name,
+            "error": error,
+            "simple": simple | {"LightGBM": 2.0},
+            "ratio": error / min(simple.values()),
+        }
+
+    written(
+        "kinds", kind("wind", 1.0, ridge=2.0, yesterday=3.0), kind("prices", 9.0, ridge=8.0, yesterday=4.5)
+    )
+    assert cells(docs_tables.kinds("kinds")) == [
+        "prices | 2 | 9 | yesterday | 2.000 | 4.500 | abc1234",
+        "wind | 2 | 9 | ridge | 0.500 | 0.500 | abc1234",
+    ]
+    table = docs_tables.kinds("kinds")
+    assert not isinstance(table, str)
+    assert table.notes == ["Geometric means: 1.000 and 1.500. Measured on a machine; seed 1."]
+    written("before", kind("wind", 1.0, ridge=2.0) | {"test": False})
+    with pytest.raises(SystemExit, match="errors before the test split are no results"):
+        docs_tables.kinds("before")
+
+
 def test_the_same_settings_are_recognised_however_a_record_tells_them(written: Callable[..., None]) -> None:
     """`record.json` names the nearest preset, which is not the same for every method."""
     absolute = {"training.loss": "absolute"}
