@@ -268,6 +268,17 @@ def test_a_part_keeps_the_name_of_the_variable_that_is_asked_for(tmp_path):
         assert found.variable == expected.variable == target
 
 
+@pytest.mark.parametrize("name", ["../../wind", "m/s", ".wind"])
+def test_a_part_has_no_variable_that_would_be_written_elsewhere_or_not_be_read_again(tmp_path, name):
+    lake = own(tmp_path / "lake", edges=EDGES)
+    rows = [f"time,sensor,flow,{name}", *(f"2024-01-0{day},{one},1,2" for day in (1, 2) for one in "ab")]
+    (lake / "readings.csv").write_text("\n".join(rows))
+    for target in ("flow", name):
+        answer = said("data", "cut", lake, tmp_path / "part", "--set", f"data.target={target}", fails=True)
+        assert f"the variable '{name}' cannot have a file of its name" in answer
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lake"]
+
+
 def test_a_time_span_of_own_data_is_a_folder_like_it(tmp_path):
     said("data", "cut", own(tmp_path / "lake", edges=EDGES), tmp_path / "part", "--from", "2024-01-01 00:05")
     found = load(tmp_path / "part")

@@ -11,15 +11,21 @@ import pandas as pd
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.files.folder import zeros_are_missing_in
 from cnfgnn.data.files.input_files import COVARIATES, VARIABLES
+from cnfgnn.data.files.text import shown
 from cnfgnn.data.readings import UNNAMED, Readings
+from cnfgnn.errors import DataError
 from cnfgnn.files import make_folder, write_whole
 
 
 def write_folder(data: Dataset, out: Path, named: bool = False) -> None:
     """Write readings, further inputs, positions and graph into a folder. With `named`, the variable that is
     forecast keeps its name."""
-    write_network(data, out)
     readings, first = data.readings, out / "readings.csv"
+    for name in (readings.variable, *(one.name for one in readings.others)):
+        if "/" in name or name.startswith("."):  # elsewhere, or not read again
+            problem = f"the variable {shown(name)} cannot have a file of its name: rename it"
+            raise DataError(readings.source, problem)
+    write_network(data, out)
     files = {
         out / (COVARIATES if one.known_ahead else VARIABLES) / f"{one.name}.csv": one.readings
         for one in readings.others
