@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.files.export import write_folder
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.windows import reported_steps
 from cnfgnn.errors import DataError, RunError
 from cnfgnn.report.layout import MOST_SENSORS, force_layout, graph_layout, map_points
@@ -135,6 +137,18 @@ def test_without_its_data_the_events_are_left(data: Dataset, tmp_path: Path) -> 
     (shown,) = views([run])
     assert shown.predictions is None
     assert "no such file" in shown.no_predictions
+    assert shown.test is not None
+
+
+def test_data_by_another_clock_are_not_those_of_the_run(data: Dataset, tmp_path: Path) -> None:
+    folder = tmp_path / "lake"
+    folder.mkdir()
+    write_folder(data, folder)
+    run = Run.create(tmp_path / "run", small("gru-fedavg", **{"data.path": str(folder)}), load(folder))
+    train_run(run, load(folder), Unwatched())
+    write_folder(replace(data, readings=replace(data.readings, utc=True)), folder)
+    (shown,) = views([run])
+    assert "times are in UTC" in shown.no_predictions
     assert shown.test is not None
 
 

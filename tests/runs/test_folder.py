@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,9 @@ def test_other_data_than_the_run_began_with_are_refused(run: Run) -> None:
         run.check_same_data(network(n=5))
     with pytest.raises(DataError, match="began with"):
         run.check_same_data(network(seed=9))
+    same = network()
+    with pytest.raises(DataError, match="times are in UTC"):
+        run.check_same_data(replace(same, readings=replace(same.readings, utc=True)))
 
 
 def test_a_damaged_checkpoint_is_named_and_stops_the_run(finished: Path) -> None:

@@ -69,7 +69,7 @@ def restore_best(
     """
     if not run.progress.history:
         raise RunError(run.folder, "has no finished round yet")
-    check_same_times(run, data)
+    run.check_same_times(data)
     config = run.config.with_changes({"training.seen": 1.0})  # every sensor takes part now
     if one_by_one and config.training.wire == "int8":
         config = config.with_changes({"training.wire": "full"})
@@ -98,13 +98,6 @@ def restore_best(
         if owner.nodes.data is not owner.data:
             owner.nodes.data.use(_computed(of_nodes, in_order, rows, own_windows))
     return experiment
-
-
-def check_same_times(run: Run, data: Dataset) -> None:
-    """Refuse readings at another pace than the run was trained on, or by another clock."""
-    readings = data.readings
-    if problem := run.data.other_times(str(run.folder), readings.step_seconds, readings.utc):
-        raise DataError(readings.source, problem)
 
 
 def weights_of(run: Run) -> Weights:

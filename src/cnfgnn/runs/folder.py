@@ -141,9 +141,16 @@ class Run:
         column = differing[0] if differing else found[0]  # the same sensors in another order
         raise DataError(data.readings.source, f"its sensors are not those of {self.folder}", column=column)
 
+    def check_same_times(self, data: Dataset) -> None:
+        """Refuse readings at another pace than the run was trained on, or by another clock."""
+        readings = data.readings
+        if problem := self.data.other_times(str(self.folder), readings.step_seconds, readings.utc):
+            raise DataError(readings.source, problem)
+
     def check_same_data(self, data: Dataset) -> None:
         """Refuse other data than the run was begun with."""
         self.check_same_sensors(data)
+        self.check_same_times(data)
         if fingerprint(_used(data, self.config)) != self.data.fingerprint:
             problem = f"its readings or graph are not those {self.folder} began with"
             raise DataError(data.readings.source, problem)

@@ -21,7 +21,7 @@ from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError, StorageError
 from cnfgnn.models.params import size
-from cnfgnn.runs.evaluate import check_same_times, weights_of
+from cnfgnn.runs.evaluate import weights_of
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.record import write_record
 from cnfgnn.runs.scores import scores_as_dict
@@ -93,11 +93,11 @@ def begin_from(earlier: Run, data: Dataset, folder: Path, changes: Mapping[str, 
 
     Raises:
         ConfigError: The changes ask for another architecture.
-        DataError: The readings come at another pace.
+        DataError: The readings come at another pace, or by another clock.
         RunError: The earlier run has no weights to go on from, or the folder is not empty.
     """
     weights_of(earlier)  # an unusable run is refused before anything is written
-    check_same_times(earlier, data)
+    earlier.check_same_times(data)
     config, origin = to_go_on(earlier, len(data.readings.times), changes or {})
     return Run.create(folder, config, data, origin)
 

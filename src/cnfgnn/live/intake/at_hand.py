@@ -34,7 +34,7 @@ from cnfgnn.live.intake.recent import RecentReadings
 from cnfgnn.live.intake.store import FILE as DATABASE
 from cnfgnn.live.intake.store import stored_readings
 from cnfgnn.live.options import LiveSettings
-from cnfgnn.runs.evaluate import check_same_times, data_of
+from cnfgnn.runs.evaluate import data_of
 from cnfgnn.runs.folder import Run
 
 BEGUN = "begun.json"  # what the service began with last, in its folder
@@ -118,7 +118,7 @@ def _of_files(
 
     def usable(file: Path, data: Dataset) -> AtHand:
         with_inputs(data.readings, names, str(run.folder))  # refused if one is not there
-        check_same_times(run, data)
+        run.check_same_times(data)
         if begun is not None and {*data.readings.ids} == {*known}:  # what was learned is in their order
             data = data.select(known)
         return AtHand(data, file, False, refusals, files_of_inputs(file.parent, run.data.inputs))
