@@ -26,7 +26,8 @@ def test_a_missing_state_is_replaced_by_the_latest_earlier_one(kind: str, tmp_pa
     assert store.read("round-00003-phase-1")["w"].item() == 3.0
 
 
-def test_states_are_readable_by_their_owner_only(tmp_path: Path) -> None:
+def test_states_are_readable_by_their_owner_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Path, "chmod")  # not even for a moment by others
     store = SiteStore(tmp_path, "run")
     store.write("round-00001", {"w": torch.zeros(1)}, ())
     for path in (store.folder, store.folder.parent):

@@ -143,10 +143,11 @@ class Recording:
         return len(self.moments)
 
     def save(self, path: Path) -> None:
-        """Write the recording as one file, without public facts: a server is not told all of them."""
+        """Write the recording as one file, for nobody else to read. It has no public facts: a server is not
+        told all of them."""
         numbers, arrays = _flat(self)
         plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in arrays.items()}
-        write_whole(path, save(plain, {HEADER: json.dumps(numbers, allow_nan=False)}))
+        write_whole(path, save(plain, {HEADER: json.dumps(numbers, allow_nan=False)}), 0o600)
 
     @classmethod
     def load(cls, path: Path) -> Recording:

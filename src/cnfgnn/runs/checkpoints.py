@@ -18,6 +18,8 @@ from cnfgnn.files import make_folder, write_whole
 class FolderStore:
     """The checkpoints of one owner as safetensors files, each with a digest of its content."""
 
+    mode = 0o666  # of the files, less what the umask takes away
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -25,7 +27,7 @@ class FolderStore:
         """Save a checkpoint under a tag and delete all others but those in `keep`."""
         make_folder(self.folder)
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        write_whole(self._path(tag), save(plain, {"sha256": _digest(plain)}))
+        write_whole(self._path(tag), save(plain, {"sha256": _digest(plain)}), self.mode)
         for path in self.folder.glob("*.safetensors"):
             if path.stem != tag and path.stem not in keep:
                 path.unlink(missing_ok=True)

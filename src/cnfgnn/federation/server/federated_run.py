@@ -159,7 +159,7 @@ def recorder_for(do: str, split: Any, transport: Transport) -> Recorder:
 
 
 def keep_recording(recorder: Recorder, run: Run, blurs: Mapping[str, float | None]) -> str:
-    """Write the recording into the run folder, for nobody else to read; returns the file's name.
+    """Write the recording into the run folder; returns the file's name.
 
     `blurs` has None for sites that were absent when the task began: what they told before is used.
     """
@@ -169,5 +169,4 @@ def keep_recording(recorder: Recorder, run: Run, blurs: Mapping[str, float | Non
         blur = blurs.get(site) if blurs.get(site) is not None else told.get(site)
         per_node += [blur or 0.0] * len(sensors)
     recorder.recording(torch.tensor(per_node, dtype=torch.float64)).save(run.folder / RECORDING_FILE)
-    (run.folder / RECORDING_FILE).chmod(0o600)
     return RECORDING_FILE

@@ -48,6 +48,8 @@ class SiteStore(FolderStore):
     `sensors` are the site's, in the order of the rows. The last `added` of them joined after the training.
     """
 
+    mode = 0o600
+
     def __init__(self, kit: Path, run: str, sensors: Sequence[str] = (), added: int = 0) -> None:
         super().__init__(kit / STATES / run)
         self.kit, self.sensors, self.added = kit, sensors, added
@@ -74,7 +76,7 @@ class SiteStore(FolderStore):
         path = self.folder / name
         try:
             self._make_folders()
-            write_whole(path, json.dumps(content).encode(), 0o600)
+            write_whole(path, json.dumps(content).encode(), self.mode)
         except OSError as error:
             raise self._reported("join", StorageError(path, error)) from error
         except StorageError as error:
@@ -84,7 +86,6 @@ class SiteStore(FolderStore):
         try:
             self._make_folders()
             super().write(tag, tensors, keep)
-            self._path(tag).chmod(0o600)
         except OSError as error:
             raise self._reported("save", StorageError(self._path(tag), error)) from error
         except StorageError as error:
