@@ -139,7 +139,7 @@ def test_a_configuration_without_it_is_written_as_before() -> None:
     assert "own" not in toml.dump(Config())
 
 
-@pytest.mark.parametrize("name", ["at-fedavg", "cnfgnn", "Mine", "a/b", "os.path:join", None])
+@pytest.mark.parametrize("name", ["at-fedavg", "cnfgnn", "Mine", "a/b", "os.path:join", None, ["at"]])
 def test_a_name_that_is_taken_or_is_none_is_refused(name: Any) -> None:
     with pytest.raises(ConfigError, match="a package cannot add"):
         cnfgnn.register(cnfgnn.Method(name, "x", "split", "average", True))
@@ -180,6 +180,8 @@ def test_a_misspelt_strategy_or_sharing_is_no_other_method(row: tuple[Any, Any, 
         ({"label": 3}, "the label of mine must be text, not 3"),
         ({"settings": None}, "the settings of mine must be a mapping, not None"),
         ({"server": lambda **_: None}, "the server of mine must be a class"),
+        ({"network": 3}, "the network of mine must be a function or a class, not 3"),
+        ({"node_model": "gru"}, "the node_model of mine must be a function or a class, not 'gru'"),
         ({"strategy": ["split"]}, r"the strategy of mine cannot be \['split'\]"),
     ],
 )
@@ -189,10 +191,18 @@ def test_a_part_of_another_type_is_named(part: dict[str, Any], says: str) -> Non
         cnfgnn.Method("mine", graph_network=True, **{**row, **part})
 
 
-def test_a_method_that_is_refused_leaves_the_one_of_its_name_as_it_was(average: cnfgnn.Method) -> None:
-    with pytest.raises(ConfigError, match="epochs"):
-        cnfgnn.register(replace(average, settings={"training.epochs": 1}))
+def test_a_method_that_is_refused_leaves_the_others_as_they_were(
+    average: cnfgnn.Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(config: Config) -> None:  # meanwhile, another thread registers a method
+        outside.add("meanwhile", replace(average, name="meanwhile"))
+        raise ConfigError("method", "no")
+
+    monkeypatch.setattr("cnfgnn.algorithm.methods.check_method", check)
+    with pytest.raises(ConfigError, match="no"):
+        cnfgnn.register(replace(average, settings={"model.hidden": 3}))
     assert cnfgnn.METHODS["moving-average"].settings == average.settings
+    assert "meanwhile" in cnfgnn.METHODS
 
 
 def test_only_a_method_can_be_registered() -> None:

@@ -5,9 +5,9 @@ Their settings are in config/presets.py. Other packages may add methods (config/
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from cnfgnn.config import outside
 from cnfgnn.config.outside import Added
@@ -37,10 +37,12 @@ class Method(Added):
     in_paper: bool = True
 
     def __post_init__(self) -> None:
-        kinds = {
+        kinds: Mapping[str, tuple[Any, str]] = {
             "label": (str, "text"),
             "settings": (Mapping, "a mapping"),
             "server": (type | None, "a class"),
+            "network": (Callable | None, "a function or a class"),
+            "node_model": (Callable | None, "a function or a class"),
         }
         for part, (kind, wanted) in kinds.items():
             if not isinstance(value := getattr(self, part), kind):

@@ -49,27 +49,32 @@ class Added:
     server: type | None = None
 
 
-def add(name: str, method: Added) -> None:
-    """Make a method known in this process."""
-    if not isinstance(name, str) or not NAME.fullmatch(name) or _is_taken(name):
-        known = "cnfgnn has a method of this name"
-        problem = known if _is_taken(name) else "use a-z, 0-9 and hyphens, at most 40"
+def add(name: str, method: Added) -> Added | None:
+    """Make a method known in this process; returns the one that it knew by this name before."""
+    problem = ""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        problem = "use a-z, 0-9 and hyphens, at most 40"
+    elif _is_taken(name):
+        problem = "cnfgnn has a method of this name"
+    if problem:
         raise ConfigError("method", f"a package cannot add {name!r}: {problem}")
     if method.own is not None:
         _check_own(name, method.own)
-    _registered[name] = method
+    before, _registered[name] = _registered.get(name), method
+    return before
 
 
 @contextmanager
 def added_if_it_works(name: str, method: Added) -> Iterator[None]:
     """Make a method known; if what is inside fails, this process goes on with the one that it knew before."""
-    before = _registered.copy()
+    before = add(name, method)
     try:
-        add(name, method)
         yield
     except BaseException:
-        _registered.clear()
-        _registered.update(before)
+        if before is None:
+            del _registered[name]
+        else:
+            _registered[name] = before
         raise
 
 
