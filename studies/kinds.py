@@ -39,6 +39,7 @@ from boosted_trees import boosted_trees
 from cnfgnn.algorithm import forecaster
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.server import Server
+from cnfgnn.config.settings import DataConfig
 from cnfgnn.config.toml import parse_change
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import rows_of
@@ -58,10 +59,10 @@ SIMPLE = ("last value", "yesterday", "last week", "daily average", "ridge", TREE
 # ---- measuring ------------------------------------------------------------------------------------------
 
 
-def before(data: Dataset, origin: float) -> Dataset:
+def before(data: Dataset, origin: float, d: DataConfig) -> Dataset:
     """The readings before a share of the rows, and before the first target of the test split."""
     rows = len(data.readings.times)
-    windows = Windows.of(rows)
+    windows = Windows.of(rows, d.history, d.horizon, d.shares)
     first = int(windows.starts["test"][0]) + windows.history
     return replace(data, readings=rows_of(data.readings, slice(0, min(first, int(rows * origin)))))
 
@@ -197,7 +198,7 @@ def main() -> None:
                 continue
             data = cnfgnn.load(folder)
             if not options.spend_test_split:
-                data = before(data, options.origin)
+                data = before(data, options.origin, cnfgnn.preset().with_changes(changes).data)
             row = measured(name, data, changes, not options.untrained, doubts, options.lightgbm)
             print(as_line(row), flush=True)
             if options.records is not None:
