@@ -79,6 +79,14 @@ def test_a_run_of_a_newer_version_is_named(run: Run) -> None:
         Run.open(run.folder)
 
 
+def test_a_run_of_an_earlier_version_is_not_only_called_damaged(run: Run) -> None:
+    manifest = json.loads((run.folder / "manifest.json").read_text())
+    del manifest["data"]["utc"]
+    (run.folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match=r"is damaged, or of an earlier version: .* train it again"):
+        Run.open(run.folder)
+
+
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is not a run"):
         Run.open(tmp_path)

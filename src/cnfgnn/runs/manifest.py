@@ -59,7 +59,8 @@ class Manifest:
         try:
             return cls._from_json(stored)
         except (KeyError, TypeError, ValueError, AttributeError, StopIteration, OverflowError) as error:
-            raise RunError(path, "is damaged: an entry is missing or has the wrong type") from error
+            problem = "is damaged, or of an earlier version: an entry is missing or has the wrong type"
+            raise RunError(path, f"{problem}; train it again") from error
 
     @classmethod
     def _from_json(cls, stored: Mapping[str, Any]) -> Manifest:
