@@ -186,6 +186,16 @@ def test_readings_by_another_clock_than_in_training_are_refused(
     assert "times are in UTC, but run one was trained on times without a time zone" in status["problem"]
 
 
+def test_sites_that_change_their_clock_cost_only_themselves_a_forecast(trained: InMemoryFederation) -> None:
+    *most, one = SITES
+    for name in most:
+        trained.write(name, trained.readings(name).tz_localize("UTC"))
+    status = trained.forecast(wait=1.0)
+    assert status["state"] == "finished", status["problem"]
+    assert status["result"]["sites"] == [one]
+    assert status["result"]["without"].keys() == {*most}
+
+
 def test_sensors_without_recent_readings_are_counted_and_forecast_from_older_ones(
     trained: InMemoryFederation,
 ) -> None:

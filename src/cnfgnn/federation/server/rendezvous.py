@@ -186,15 +186,18 @@ def _reported_inputs(hello: Mapping[str, Any]) -> InputNames | None:
     return InputNames(*map(tuple, kinds))
 
 
-def incompatible_sites(spans: Mapping[str, Span]) -> dict[str, str]:
+def incompatible_sites(spans: Mapping[str, Span], trained: tuple[int, bool] | None = None) -> dict[str, str]:
     """The sites whose readings do not fit those of most sites, and why.
 
     All sites must use the same step, timestamps on the same steps, either UTC or no time zone, and the same
-    further inputs.
+    further inputs. `trained` is the step of the run that forecasts, and whether its times are in UTC: sites
+    that still have both are right, however many they are.
     """
     found: dict[str, str] = {}
     step = _most_frequent(span.step for span in spans.values())
     utc = _most_frequent(span.utc for span in spans.values())
+    if trained is not None and any((span.step, span.utc) == trained for span in spans.values()):
+        step, utc = trained
     alike = [span for span in spans.values() if (span.step, span.utc) == (step, utc)]
     offset = _most_frequent(span.first % step for span in alike or spans.values())
     inputs = _most_frequent(span.inputs for span in spans.values())

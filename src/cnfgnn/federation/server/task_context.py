@@ -78,7 +78,9 @@ class TaskContext:
         plans = {site.name: site for site in self.project.sites}
         min_sites = 1 if self.task.forecasts else self.project.min_sites
         found = wait_for_sites(self.links, plans, min_sites, self.task.wait, self.stopped, self.status.set)
-        for name, problem in incompatible_sites(found).items():
+        data = Run.open(self.folder).data if self.task.forecasts else None
+        trained = None if data is None else (data.step_seconds, data.utc)
+        for name, problem in incompatible_sites(found, trained).items():
             if not self.task.forecasts or len(found) == 1:
                 raise NodeError(name, "hello", problem)
             del found[name]
