@@ -239,7 +239,7 @@ def test_real_processes_forecast_while_one_site_leads_and_one_lags(tmp_path: Pat
         ended = forecast()
         assert ended.returncode == 0, ended.stdout + ended.stderr
         assert "are at sites north, south, west" in ended.stdout
-        assert "warning: site west: no reading of 3 of its 3 sensors in the last" in ended.stderr
+        assert "warning: site west: no reading of 5 of its 5 sensors in the last" in ended.stderr
         assert "warning: site north leads: its readings of the last 2 hours are newer" in ended.stderr
         assert "warning: site west lags: its newest reading is 3 hours older" in ended.stderr
         assert "Traceback" not in ended.stderr
