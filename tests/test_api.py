@@ -58,6 +58,14 @@ def test_a_run_on_disk_is_taken_up_by_name(tmp_path: Path) -> None:
     assert cnfgnn.resume(tmp_path / "run").progress.history == result.progress.history
 
 
+@pytest.mark.slow
+def test_a_city_of_the_default_size_is_not_taken_for_another_one(tmp_path: Path) -> None:
+    settings = {"model__hidden": 4, "training__rounds": 1, "city__sensors": 3, "city__days": 1}
+    cnfgnn.fit(cnfgnn.city(sensors=3, days=1, seed=7), "gru-fedavg", out=tmp_path / "run", **settings)
+    with pytest.raises(DataError, match="trained on readings in memory"):
+        cnfgnn.evaluate(tmp_path / "run")
+
+
 def test_settings_are_changed_by_name_and_unknown_ones_refused() -> None:
     with pytest.raises(ConfigError, match="rounds"):
         cnfgnn.fit(cnfgnn.city(sensors=2, days=1), training__epochs=3)

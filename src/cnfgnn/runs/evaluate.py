@@ -37,12 +37,13 @@ def open_run_data(run: Run) -> Dataset:
 
 def data_of(run: Run, config: Config, path: Path | None = None) -> Dataset:
     """Open the data at a path, or those that a run names, with its settings or changed ones."""
-    simulated = f"city-{run.config.city.sensors}"
-    if path is None and config.data.path == "city" and run.data.name != simulated and not run.data.federation:
-        raise DataError(
-            run.folder, f"was trained on readings in memory ({run.data.name}): give them, or newer ones"
-        )
-    return open_data(config, path)
+    found = open_data(config, path)
+    if path is None and config.data.path == "city" and not run.data.federation:
+        own = found if config.city == run.config.city else open_data(run.config)
+        if not run.began_with(own):  # whatever the readings in memory were called
+            problem = f"was trained on readings in memory ({run.data.name}): give them, or newer ones"
+            raise DataError(run.folder, problem)
+    return found
 
 
 def evaluate_run(run: Run, data: Dataset, split: Split = "test") -> Scores:

@@ -147,11 +147,15 @@ class Run:
         if problem := self.data.other_times(str(self.folder), readings.step_seconds, readings.utc):
             raise DataError(readings.source, problem)
 
+    def began_with(self, data: Dataset) -> bool:
+        """Whether these are the readings and the graph that the run was begun with."""
+        return fingerprint(_used(data, self.config)) == self.data.fingerprint
+
     def check_same_data(self, data: Dataset) -> None:
         """Refuse other data than the run was begun with."""
         self.check_same_sensors(data)
         self.check_same_times(data)
-        if fingerprint(_used(data, self.config)) != self.data.fingerprint:
+        if not self.began_with(data):
             problem = f"its readings or graph are not those {self.folder} began with"
             raise DataError(data.readings.source, problem)
 
