@@ -122,6 +122,12 @@ class InMemoryFederation:
         return self.folder / "example" / "data" / name / "readings.csv"
 
 
+def must_finish(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The status of a task that has come to its end."""
+    assert status["state"] == "finished", status["problem"]
+    return status
+
+
 def wait_until_read(ends: Mapping[str, Endpoint]) -> None:
     """Until the sites have read their files: a task may wait for them for a second only."""
     wait_for(

@@ -11,7 +11,7 @@ import pytest
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.transports.remote.messages import Unreachable, unpack
 from tests.conftest import network, small
-from tests.federation.in_memory_federation import SITES, InMemoryFederation
+from tests.federation.in_memory_federation import SITES, InMemoryFederation, must_finish
 
 AWAY = "north"
 
@@ -47,7 +47,7 @@ class AwayForAMoment(InMemoryFederation):
 @pytest.fixture
 def sites(tmp_path: Path) -> AwayForAMoment:
     found = AwayForAMoment(tmp_path, network(dropout=0))
-    assert found.train(small("at-fedavg", **{"training.rounds": 1}))["state"] == "finished"
+    must_finish(found.train(small("at-fedavg", **{"training.rounds": 1})))
     return found
 
 
@@ -61,7 +61,7 @@ def test_an_evaluation_gives_the_errors_that_it_gives_with_all_sites(sites: Away
 
 
 def test_a_forecast_is_the_one_with_all_sites(sites: AwayForAMoment) -> None:
-    assert sites.forecast()["state"] == "finished"
+    must_finish(sites.forecast())
     expected = {name: sites.latest(name) for name in SITES}
     sites.leave()
     assert sites.forecast()["result"]["sites"] == list(SITES)

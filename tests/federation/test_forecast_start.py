@@ -16,7 +16,7 @@ from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.runs.forecast import forecast_run
 from tests.commands import COMMAND, ENVIRONMENT
 from tests.conftest import network, small
-from tests.federation.in_memory_federation import SITES, InMemoryFederation, ending, with_row
+from tests.federation.in_memory_federation import SITES, InMemoryFederation, ending, must_finish, with_row
 from tests.federation.running_federation import ENGINE_WARNINGS, city_on_disk, running_federation
 from tests.federation.running_federation import SITES as OF_PROCESSES
 
@@ -30,7 +30,7 @@ STEP = pd.Timedelta(seconds=300)
 def once(tmp_path_factory: pytest.TempPathFactory) -> InMemoryFederation:
     """Three sites with a run of one round."""
     sites = InMemoryFederation(tmp_path_factory.mktemp("sites"), network(dropout=0))
-    assert sites.train(small("at-fedavg", **ROUND))["state"] == "finished"
+    must_finish(sites.train(small("at-fedavg", **ROUND)))
     return sites
 
 
@@ -38,8 +38,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> InMemoryFederation:
 def trained(once: InMemoryFederation) -> Iterator[InMemoryFederation]:
     """The same with forecasts; changes of readings are undone after each test."""
     before = {name: once.readings(name) for name in SITES}
-    first = once.forecast()
-    assert first["state"] == "finished", first["problem"]
+    first = must_finish(once.forecast())
     assert first["result"]["sites"] == list(SITES)
     assert first["result"]["without"] == {}
     yield once
@@ -67,8 +66,7 @@ def test_a_row_in_the_future_at_one_site_does_not_cost_anybody_a_forecast(
         trained.write(name, ending(own, newest) if utc else own)
     ends = trained.readings("south").index[-1]
     trained.write(leading, with_row(trained.readings(leading), 24))
-    status = trained.forecast()
-    assert status["state"] == "finished", status["problem"]
+    status = must_finish(trained.forecast())
     assert status["result"]["sites"] == list(SITES)
     assert status["result"]["without"] == {}
     for name in SITES:
@@ -87,8 +85,7 @@ def test_a_site_that_lags_a_little_or_a_lot_gets_a_forecast(
     trained.write("west", trained.readings("west").iloc[:-3])
     for name in SITES:
         (trained.kits[name] / FORECASTS / "latest.csv").unlink()
-    status = trained.forecast()
-    assert status["state"] == "finished", status["problem"]
+    status = must_finish(trained.forecast())
     # only north is at the end; two of three sites have reached the end of west
     assert status["result"]["sites"] == list(SITES)
     assert {begins(trained, name) for name in SITES} == {ends - 2 * STEP}
@@ -126,8 +123,7 @@ def test_a_site_with_incompatible_readings_does_not_cost_others_a_forecast(
     trained: InMemoryFederation, changed: Callable[[pd.DataFrame], pd.DataFrame], reason: str
 ) -> None:
     trained.write("north", changed(trained.readings("north")))
-    status = trained.forecast(wait=1.0)
-    assert status["state"] == "finished", status["problem"]
+    status = must_finish(trained.forecast(wait=1.0))
     assert status["result"]["sites"] == ["south", "west"]
     assert reason in status["result"]["without"]["north"]
 
@@ -150,7 +146,7 @@ def test_only_the_owner_learns_that_a_forecast_cannot_be_written(
             folder.unlink()
             kept.rename(folder)
         project.write_text(right)
-    assert status["state"] == "finished", status["problem"]
+    must_finish(status)
     assert status["result"]["sites"] == list(SITES)
     assert status["result"]["without"] == {}  # whether there is a file to write depends on readings
     assert all(not site["problem"] and not site["refused"] for site in status["sites"].values())

@@ -27,7 +27,7 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import Progress, evaluate_best, train
 from tests.conftest import network, small
-from tests.federation.in_memory_federation import SITES, InMemoryFederation
+from tests.federation.in_memory_federation import SITES, InMemoryFederation, must_finish
 from tests.privacy.two_truths import with_inputs
 
 NAMES = "variables: flow; covariates: holiday, rain"
@@ -48,8 +48,7 @@ def say(sites: InMemoryFederation, name: str, **blurs: object) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> InMemoryFederation:
     sites = InMemoryFederation(tmp_path_factory.mktemp("inputs"), city())
-    status = sites.train(small("cnfgnn-plus", **{"training.rounds": 1}))
-    assert status["state"] == "finished", status["problem"]
+    must_finish(sites.train(small("cnfgnn-plus", **{"training.rounds": 1})))
     return sites
 
 
@@ -72,7 +71,7 @@ def test_sites_forecast_with_covariates_ahead_and_warn_their_owners_of_those_tha
     trained: InMemoryFederation, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert trained.forecast()["state"] == "finished"
+        must_finish(trained.forecast())
     said = [line for line in caplog.messages if "covariate rain" in line]
     assert len(said) == len(SITES)
     assert all("is not known from" in line and "so its last value is used" in line for line in said)
@@ -89,7 +88,7 @@ def test_sites_forecast_with_covariates_ahead_and_warn_their_owners_of_those_tha
         after = trained.latest("west")
         assert after is not None
         assert not np.allclose(after, before)
-        assert trained.resume()["state"] == "finished"  # later values of a covariate may still change
+        must_finish(trained.resume())  # later values of a covariate may still change
     finally:
         rain.to_csv(file)
 
@@ -121,8 +120,7 @@ def test_a_run_is_not_used_with_other_inputs_than_it_was_trained_with(trained: I
             f"was trained with other further inputs ({NAMES}) than the sites have (covariates: rain)"
             in (status["problem"])
         )
-        paper = trained.train(small("at-fedavg", **{"training.rounds": 1}), "paper")
-        assert paper["state"] == "finished", paper["problem"]
+        must_finish(trained.train(small("at-fedavg", **{"training.rounds": 1}), "paper"))
     finally:
         for name, text in settings.items():
             (trained.kits[name] / "local" / "site.toml").write_text(text)
@@ -172,8 +170,7 @@ def test_each_site_blurs_its_inputs_in_their_own_units(tmp_path: Path) -> None:
     sites = InMemoryFederation(tmp_path, city(), blur=5.0)
     for name in SITES:
         say(sites, name, flow=30.0, rain=0.5, holiday="public")
-    status = sites.train(small("cnfgnn-private", **{"training.rounds": 1}), "two")
-    assert status["state"] == "finished", status["problem"]
+    must_finish(sites.train(small("cnfgnn-private", **{"training.rounds": 1}), "two"))
     owner = sites.ends["south"].owner
     assert owner is not None
     pairs = zip(owner.truth.others, owner.nodes.series.others, strict=True)

@@ -15,7 +15,7 @@ from cnfgnn.federation.site.store import INTERVALS, OWNER, STATES
 from cnfgnn.federation.task import Task
 from cnfgnn.forecasters.intervals import Intervals
 from tests.conftest import network, small
-from tests.federation.in_memory_federation import SITES, InMemoryFederation
+from tests.federation.in_memory_federation import SITES, InMemoryFederation, must_finish
 
 LONGER = network(rows=174)  # half an hour, two hours later
 
@@ -24,14 +24,12 @@ LONGER = network(rows=174)  # half an hour, two hours later
 def sites(tmp_path_factory: pytest.TempPathFactory) -> InMemoryFederation:
     made = InMemoryFederation(tmp_path_factory.mktemp("intervals"), network(rows=150), blur=2.0)
     made.set("south", tell_errors=True)
-    status = made.train(small("cnfgnn-private", **{"training.rounds": 1}))
-    assert status["state"] == "finished", status["problem"]
+    must_finish(made.train(small("cnfgnn-private", **{"training.rounds": 1})))
     return made
 
 
 def forecast(sites: InMemoryFederation, *levels: int) -> None:
-    status = sites.run_task(Task("forecast", "one", intervals=levels, wait=20.0))
-    assert status["state"] == "finished", status["problem"]
+    must_finish(sites.run_task(Task("forecast", "one", intervals=levels, wait=20.0)))
 
 
 def kept(sites: InMemoryFederation, name: str) -> Intervals:

@@ -27,6 +27,7 @@ from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.live.intake.clock import FeedClock
 from cnfgnn.privacy.copies import CopyStore
 from tests.conftest import network, small
+from tests.federation.in_memory_federation import must_finish
 from tests.federation.live_federation import LIVE_FOLDER, LiveFederation, row_of
 from tests.federation.undisturbed_ranges import assert_same_ranges, undisturbed
 from tests.live.web.test_broker import Device, Mosquitto, needs_mosquitto
@@ -42,8 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> LiveFederation:
     """Three sites with a blur and a run of one round."""
     data = network(rows=ROWS, dropout=0)
     sites = LiveFederation(tmp_path_factory.mktemp("sites"), data, KNOWN, blur=5.0)
-    status = sites.train(small("cnfgnn-private", **{"training.rounds": 1}))
-    assert status["state"] == "finished", status["problem"]
+    must_finish(sites.train(small("cnfgnn-private", **{"training.rounds": 1})))
     return sites
 
 
@@ -82,8 +82,7 @@ def test_live_forecasts_and_ranges_are_those_of_federation_forecast(trained: Liv
         times = pd.DatetimeIndex(trained.data.readings.times[KNOWN : trained.row])
         before = trained.readings(name)
         trained.write(name, pd.concat([before, pd.DataFrame(added, times, before.columns)]))
-    status = trained.forecast(intervals=(80, 95))
-    assert status["state"] == "finished", status["problem"]
+    must_finish(trained.forecast(intervals=(80, 95)))
     for name, forecast in made.items():
         latest = trained.latest(name)
         assert latest is not None
@@ -412,7 +411,7 @@ def test_the_server_sees_the_same_whatever_the_readings_are_if_their_copies_are_
     coverage of its ranges, that is what differs, and nothing else."""
     data, known = network(rows=ROWS, dropout=0), KNOWN + 6
     sites = LiveFederation(tmp_path, data, known, blur=5.0)
-    assert sites.train(small("cnfgnn-private", **{"training.rounds": 1}))["state"] == "finished"
+    must_finish(sites.train(small("cnfgnn-private", **{"training.rounds": 1})))
     sites.copy_everything()
     other = replace(data, readings=replace(data.readings, values=data.readings.values[::-1].copy()))
     one, two = (heard_with(sites, truth, known) for truth in (data, other))
@@ -447,7 +446,7 @@ def test_a_restored_live_site_sends_the_same_whatever_became_of_its_retired_read
     them, the server sees it."""
     data, known = network(rows=ROWS, dropout=0), KNOWN + 4
     sites = LiveFederation(tmp_path, data, KNOWN, blur=5.0)
-    assert sites.train(small("cnfgnn-private", **{"training.rounds": 1}))["state"] == "finished"
+    must_finish(sites.train(small("cnfgnn-private", **{"training.rounds": 1})))
     kit, file = sites.kits["west"], tmp_path / "backup"
     back_up(kit, file)
     if not retires:
@@ -492,10 +491,9 @@ def test_a_site_follows_the_server_to_another_run(
     """To one like it, with the same service, and to one whose forecasts are shorter, with another one."""
     notice_soon(monkeypatch)
     for name, horizon in (("two", 5), ("three", 3)):
-        status = trained.train(
-            small("cnfgnn-private", **{"training.rounds": 1, "data.horizon": horizon}), name
+        must_finish(
+            trained.train(small("cnfgnn-private", **{"training.rounds": 1, "data.horizon": horizon}), name)
         )
-        assert status["state"] == "finished", status["problem"]
     trained.begin_again(trained.data, len(trained.readings("west")))
     with trained.sites_are_live():
         models, services = [], []
@@ -531,7 +529,7 @@ def test_a_disk_that_takes_no_more_copies_is_told_to_the_owner_and_to_nobody_els
     try:
         settings = kit / "local" / "site.toml"
         settings.write_text(f'private = "{disk / "private"}"\n{settings.read_text()}')
-        assert sites.train(small("cnfgnn-private", **{"training.rounds": 1}))["state"] == "finished"
+        must_finish(sites.train(small("cnfgnn-private", **{"training.rounds": 1})))
         with sites.live():
             for no_more, why in ((full(disk), "disk is full"), (read_only(disk), "readonly")):
                 assert sites.next_forecasts() == everywhere(sites, FULL)

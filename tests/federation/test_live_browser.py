@@ -11,6 +11,7 @@ from cnfgnn.federation.operator.live.page import LivePage
 from cnfgnn.federation.site.sent_entries import FILE, Counts, Entry, Key, line_of
 from tests.browser import BrowserWindow, needs_browser
 from tests.conftest import network, small
+from tests.federation.in_memory_federation import must_finish
 from tests.federation.live_federation import LiveFederation, wait_for
 from tests.live.small_service import Client
 from tests.live.web.test_page_browser import STARTING, Page
@@ -25,7 +26,7 @@ def test_a_site_shows_its_sensors_and_the_server_shows_its_sites(driver: Any, tm
     data = network(rows=190, dropout=0)
     sites = LiveFederation(tmp_path, data, KNOWN, blur=5.0)
     sites.set("west", tell_coverage=True)
-    assert sites.train(small("cnfgnn-private", **{"training.rounds": 1}))["state"] == "finished"
+    must_finish(sites.train(small("cnfgnn-private", **{"training.rounds": 1})))
     entry = Entry("one", rounds=2, verbs={"encode": Counts(3, 1000, 5 << 20, 3 << 20)})
     (sites.kits["west"] / FILE).write_bytes(line_of(Key("2026-03-02", "id", "train"), entry))
     with sites.live(), LivePage(sites.server, "127.0.0.1", 0) as federation:

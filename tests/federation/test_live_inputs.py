@@ -22,6 +22,7 @@ from cnfgnn.federation.site_task import LiveTerms
 from cnfgnn.privacy.copies import CopyStore
 from cnfgnn.testing.two_truths import another_truth
 from tests.conftest import network, small
+from tests.federation.in_memory_federation import must_finish
 from tests.federation.live_federation import LIVE, LiveFederation, qualities, row_of
 from tests.federation.test_inputs import LONG, say, site
 from tests.privacy.test_by_construction import arrays_of, holds
@@ -44,8 +45,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> LiveFederation:
     for name in sites.sites:
         say(sites, name, flow=30.0, rain=0.5, holiday="public")
     look_often(sites.kits["west"])
-    status = sites.train(small("cnfgnn-private", **{"training.rounds": 1}))
-    assert status["state"] == "finished", status["problem"]
+    must_finish(sites.train(small("cnfgnn-private", **{"training.rounds": 1})))
     return sites
 
 
@@ -101,8 +101,7 @@ def test_live_forecasts_from_other_inputs_are_those_of_federation_forecast(train
             known = pd.read_csv(file, index_col="time", parse_dates=True)
             rows = flow.values[KNOWN : trained.row, columns]
             pd.concat([known, pd.DataFrame(rows, times, known.columns)]).to_csv(file)
-    status = trained.forecast()
-    assert status["state"] == "finished", status["problem"]
+    must_finish(trained.forecast())
     for name, forecast in made.items():
         latest = trained.latest(name)
         assert latest is not None
@@ -127,7 +126,7 @@ def test_nodes_have_no_way_to_true_inputs_and_the_server_sees_the_same_whatever_
     sites = LiveFederation(tmp_path, data, KNOWN, blur=5.0)
     for name in sites.sites:
         say(sites, name, flow=30.0, rain=0.5, holiday=2.0)
-    assert sites.train(small("cnfgnn-private", **{"training.rounds": 1}))["state"] == "finished"
+    must_finish(sites.train(small("cnfgnn-private", **{"training.rounds": 1})))
     sites.copy_everything()
     heard, made = [], []
     for truth in (data, another_truth(data, "shuffled")):

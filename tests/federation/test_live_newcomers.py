@@ -28,7 +28,7 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import with_rows_ahead
 from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import HISTORY, HORIZON, network, server, small
-from tests.federation.in_memory_federation import SITES
+from tests.federation.in_memory_federation import SITES, must_finish
 from tests.federation.live_federation import ABSENT, LiveFederation, qualities
 from tests.federation.test_live import different
 from tests.privacy.test_by_construction import arrays_of, holds
@@ -133,8 +133,7 @@ def everything() -> Dataset:
 
 def live_sites(folder: Path, everything: Dataset, config: Config, **more: Any) -> LiveFederation:
     sites = LiveFederation(folder, everything.select(everything.readings.ids[:6]), KNOWN, **more)
-    status = sites.train(config)
-    assert status["state"] == "finished", status["problem"]
+    must_finish(sites.train(config))
     return sites
 
 

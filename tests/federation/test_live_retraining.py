@@ -27,7 +27,7 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.transports.remote.endpoint import Endpoint
 from cnfgnn.transports.remote.messages import Unreachable
 from tests.conftest import network, small
-from tests.federation.in_memory_federation import wait_until_read
+from tests.federation.in_memory_federation import must_finish, wait_until_read
 from tests.federation.live_federation import ABSENT, LiveFederation
 from tests.waiting import wait_for
 
@@ -57,8 +57,7 @@ def retrained(
 ) -> dict[str, str]:
     task = Task("retrain", name, earlier="one", line="one", hold_out=hold_out, wait=wait)
     serve(sites.server, task, Beside(sites), lambda: False)
-    status = read_status(sites.server, TRAINING) or {}
-    assert status["state"] == "finished", status["problem"]
+    status = must_finish(read_status(sites.server, TRAINING) or {})
     result: dict[str, str] = status["result"]
     return result
 
@@ -67,8 +66,7 @@ def retrained(
 def test_a_better_model_goes_live_at_all_sites_and_can_be_rolled_back(tmp_path: Path) -> None:
     data = network(rows=ROWS, dropout=0)
     sites = LiveFederation(tmp_path, data, KNOWN, blur=5.0)
-    status = sites.train(small("at-fedavg", **{"training.rounds": 1}))
-    assert status["state"] == "finished", status["problem"]
+    must_finish(sites.train(small("at-fedavg", **{"training.rounds": 1})))
     models = FederatedModels(sites.server, "one")
     everywhere = dict.fromkeys(sites.sites, FULL)
     with sites.live():
@@ -112,7 +110,7 @@ def test_a_better_model_goes_live_at_all_sites_and_can_be_rolled_back(tmp_path: 
 @pytest.mark.slow
 def test_a_site_that_is_away_for_a_whole_retraining_gets_the_model_when_it_is_back(tmp_path: Path) -> None:
     sites = LiveFederation(tmp_path, network(rows=ROWS, dropout=0), KNOWN, blur=5.0)
-    assert sites.train(small("at-fedavg", **{"training.rounds": 1}))["state"] == "finished"
+    must_finish(sites.train(small("at-fedavg", **{"training.rounds": 1})))
     models = FederatedModels(sites.server, "one")
     with sites.live():
         for _ in range(SENT):
@@ -170,7 +168,7 @@ def wait_until_live(sites: LiveFederation, model: str) -> None:
 def test_windows_that_the_live_model_has_learned_from_do_not_count(tmp_path: Path) -> None:
     data = network(rows=ROWS, dropout=0)
     sites = LiveFederation(tmp_path, data, KNOWN)
-    assert sites.train(small("gru-fedavg", **{"training.rounds": 1}))["state"] == "finished"
+    must_finish(sites.train(small("gru-fedavg", **{"training.rounds": 1})))
     old = Run.open(sites.server / RUNS / "one")
     first = int(data.readings.times[0].astype("datetime64[s]").astype(int))
     d = old.config.data

@@ -29,6 +29,7 @@ from cnfgnn.transports.remote.link import Link
 from cnfgnn.transports.remote.messages import Note, refused, unpack
 from cnfgnn.transports.remote.transport import Site
 from tests.conftest import network, small
+from tests.federation.in_memory_federation import must_finish
 from tests.federation.permitted_federation import PermittedFederation
 from tests.waiting import wait_for
 
@@ -380,9 +381,8 @@ def test_the_operator_reads_why_at_once_and_nobody_waits_for_a_site_that_refuses
     sites: PermittedFederation,
 ) -> None:
     sites.permit("south", 'methods = ["sl"]')
-    status = sites.train(small("gru-fedavg", **{"training.rounds": 1}))  # it would wait for 20 s
+    status = must_finish(sites.train(small("gru-fedavg", **{"training.rounds": 1})))  # it would wait for 20 s
     reason = "its owner does not take part with the method 'gru-fedavg', but with sl"
-    assert status["state"] == "finished", status["problem"]
     assert status["missing"] == {"south": reason}
     assert status["result"]["absent"] == ["south"]
     for name in sites.sites:
@@ -415,8 +415,7 @@ def test_a_training_pauses_outside_of_the_hours_and_goes_on_without_losing_state
         return False
 
     sites.stop = watch
-    status = sites.train(config)
-    assert status["state"] == "finished", status["problem"]
+    status = must_finish(sites.train(config))
     assert set(paused) == {"its owner takes part from 08:00 to 20:00 only, and it is 21:00 there"}
     assert status["result"]["scores"] == expected
 
@@ -435,8 +434,7 @@ def test_no_round_begins_after_the_last_of_a_day_and_the_next_day_goes_on(sites:
         return False
 
     sites.stop = watch
-    status = sites.train(small("gru-fedavg", **{"training.rounds": 3}))
-    assert status["state"] == "finished", status["problem"]
+    must_finish(sites.train(small("gru-fedavg", **{"training.rounds": 3})))
     assert told == {"its owner allows 2 rounds of training a day, and they are used up for today"}
     used = [account.used(sites.now).rounds for account in sites.accounts.values()]
     assert max(used) == 1  # on a busy machine, a site may come back after the last round
@@ -451,9 +449,8 @@ def test_a_site_takes_part_once_its_owner_has_approved(sites: PermittedFederatio
         return False
 
     sites.stop = approve_when_it_waits
-    status = sites.train(small("gru-fedavg", **{"training.rounds": 1}))
-    assert status["state"] == "finished", status["problem"]
+    status = must_finish(sites.train(small("gru-fedavg", **{"training.rounds": 1})))
     assert status["result"]["absent"] == []
     approved = json.loads(approvals.approved_file(sites.kits["west"]).read_text())
     assert approved["one"]["method"] == "gru-fedavg"
-    assert sites.resume()["state"] == "finished"  # without a new approval
+    must_finish(sites.resume())  # without a new approval

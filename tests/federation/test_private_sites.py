@@ -27,7 +27,7 @@ from cnfgnn.privacy.copies import KEY_FILE
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Errors
 from tests.conftest import network, small
-from tests.federation.in_memory_federation import SITES, InMemoryFederation
+from tests.federation.in_memory_federation import SITES, InMemoryFederation, must_finish
 from tests.privacy.test_by_construction import arrays_of, holds, reachable
 from tests.privacy.test_by_construction import check as check_that_no_way_leads_to_the_owner
 
@@ -42,8 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> InMemoryFederation:
     sites = InMemoryFederation(tmp_path_factory.mktemp("private"), data, blur=SIGMA)
     sites.set("south", tell_errors=True)
     sites.set("west", blur=7.0)
-    status = sites.train(small("cnfgnn-private"))
-    assert status["state"] == "finished", status["problem"]
+    must_finish(sites.train(small("cnfgnn-private")))
     return sites
 
 
@@ -134,7 +133,7 @@ def test_each_task_with_sites_without_blur_says_what_its_server_can_estimate(tmp
         sites.evaluate(),
         sites.forecast(),
     ):
-        assert status["state"] == "finished", status["problem"]
+        must_finish(status)
         assert f"sites north, west have {NO_BLUR}" in status["warnings"]
     sites.set("west", blur=2.0)
     said = "site north has no blur: from what it sends, this server can estimate each of its readings, nearly"
@@ -145,8 +144,7 @@ def test_each_task_with_sites_without_blur_says_what_its_server_can_estimate(tmp
 def test_a_site_below_the_projects_blur_is_refused_by_name(sites: InMemoryFederation) -> None:
     """Even if its kit does not know what the project asks for."""
     sites.set("north", least_blur=None, blur=1.5)
-    status = sites.forecast(wait=1.0)
-    assert status["state"] == "finished", status["problem"]
+    status = must_finish(sites.forecast(wait=1.0))
     assert status["result"]["without"]["north"] == (
         "the blur of site north is 1.5, and this federation asks for at least 5: its owner sets it in"
         " local/site.toml"
@@ -224,8 +222,7 @@ def test_a_corrected_reading_keeps_its_copy_so_that_the_run_goes_on(sites: InMem
     before = sites.evaluate()["result"]["scores"]
     frame = sites.readings("north")
     sites.write("north", frame + 1.25)
-    status = sites.evaluate()
-    assert status["state"] == "finished", status["problem"]
+    status = must_finish(sites.evaluate())
     assert status["result"]["scores"] == before  # the server notices nothing
     np.testing.assert_allclose(owner_of(sites, "north").truth.values, (frame + 1.25).to_numpy().T, rtol=1e-6)
     frame.iloc[40] = np.nan

@@ -27,7 +27,7 @@ from cnfgnn.federation.server.federated_run import check_recordable
 from cnfgnn.federation.task import RUNS, Task, settings_of
 from cnfgnn.runs.folder import Run
 from tests.attack.small_runs import to_attack
-from tests.federation.in_memory_federation import InMemoryFederation, given_of
+from tests.federation.in_memory_federation import InMemoryFederation, given_of, must_finish
 
 SITES = {"north": [2], "south": [3, 0], "west": [1]}  # not in the order of the readings
 SIGMA = 5.0
@@ -48,17 +48,16 @@ def federation(
         sites.set("west", blur=blur + 2)
     sizes = {"model.hidden": 32, "model.sent": 24, "training.average_every": 3}
     config = to_attack(method, **(sizes if method == "cnfgnn-private" else {}), **changes)
-    status = sites.run_task(
-        Task("train", "one", settings=settings_of(config), given=given_of(config), wait=20.0, record=record)
+    settings, given = settings_of(config), given_of(config)
+    must_finish(
+        sites.run_task(Task("train", "one", settings=settings, given=given, wait=20.0, record=record))
     )
-    assert status["state"] == "finished", status["problem"]
     return sites
 
 
 def recorded(sites: InMemoryFederation, split: str = "test") -> Run:
     """The run, whose server has recorded an evaluation."""
-    status = sites.run_task(Task("evaluate", "one", split=split, wait=20.0, record=True))
-    assert status["state"] == "finished", status["problem"]
+    status = must_finish(sites.run_task(Task("evaluate", "one", split=split, wait=20.0, record=True)))
     assert status["result"]["recording"] == RECORDING_FILE
     return Run.open(sites.server / RUNS / "one")
 
@@ -130,7 +129,7 @@ def test_absent_sites_are_not_attacked(unblurred: InMemoryFederation, city: Data
         status = unblurred.run_task(Task("evaluate", "one", wait=1.0, record=True))
     finally:
         unblurred.unreachable = set()
-    assert status["state"] == "finished", status["problem"]
+    must_finish(status)
     run = Run.open(unblurred.server / RUNS / "one")
     states = Recording.load(run.folder / RECORDING_FILE).states["test"]
     assert states.h_c.isnan().all(dim=2).all(dim=1).tolist() == [False, True, True, False]

@@ -12,7 +12,7 @@ import pytest
 from cnfgnn.federation.server.status import STATUS
 from cnfgnn.federation.site.store import JOINED, STATES
 from tests.conftest import network, small
-from tests.federation.in_memory_federation import SITES, InMemoryFederation
+from tests.federation.in_memory_federation import SITES, InMemoryFederation, must_finish
 from tests.waiting import wait_for
 
 MANY = {"training.rounds": 1000, "training.patience": 1000, "training.client_rounds": 1}
@@ -68,7 +68,7 @@ def test_a_site_with_changed_readings_is_refused_by_name_when_training_resumes(
     [line] = [record.message for record in caplog.records if "have changed since this site" in record.message]
     assert "west/readings.csv" in line  # the owner's log says which file; the server is not told
     assert "readings.csv" not in status["problem"]
-    assert sites.forecast()["state"] == "finished"  # a forecast uses new and corrected readings
+    must_finish(sites.forecast())  # a forecast uses new and corrected readings
 
 
 def test_readings_far_outside_of_the_trainings_range_warn_the_owner_only(
@@ -78,8 +78,7 @@ def test_readings_far_outside_of_the_trainings_range_warn_the_owner_only(
     odd = own.copy()
     odd.iloc[-12:, 1] = 54321.25  # too many in a row to be treated as outliers
     sites.write("south", odd)
-    status = sites.forecast()
-    assert status["state"] == "finished", status["problem"]
+    status = must_finish(sites.forecast())
     [line] = [record.message for record in caplog.records if "far outside" in record.message]
     assert line.startswith(f"sensor {own.columns[1]}: the newest readings lie far outside those of training")
     assert "54321.2" not in (sites.server / STATUS).read_text()

@@ -21,7 +21,7 @@ from cnfgnn.federation.site_task import SiteTask
 from cnfgnn.federation.status import Status
 from cnfgnn.privacy.guarantee import detection, distance
 from tests.conftest import network, small
-from tests.federation.in_memory_federation import with_row
+from tests.federation.in_memory_federation import must_finish, with_row
 from tests.federation.permitted_federation import PermittedFederation
 
 SITES = {"south": [0, 1], "west": [2, 3, 4, 5]}
@@ -45,8 +45,8 @@ class Tapped(PermittedFederation):
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Tapped:
     found = Tapped(tmp_path_factory.mktemp("sites"), network(rows=ROWS), SITES, blur=BLUR)
-    assert found.train(small("gru-fedavg", **{"training.rounds": 2}))["state"] == "finished"
-    assert found.evaluate()["state"] == "finished"
+    must_finish(found.train(small("gru-fedavg", **{"training.rounds": 2})))
+    must_finish(found.evaluate())
     found.close()
     return found
 
@@ -139,7 +139,7 @@ def test_nothing_was_sent_and_nothing_is_blurred(tmp_path: Path, capsys: pytest.
     found = PermittedFederation(tmp_path, network(rows=ROWS), {"all": [0, 1, 2, 3, 4, 5]})
     sent(found.kits["all"])
     assert capsys.readouterr().out == "nothing was sent in the last 7 days\n"
-    assert found.train(small("gru-local", **{"training.rounds": 1}))["state"] == "finished"
+    must_finish(found.train(small("gru-local", **{"training.rounds": 1})))
     found.close()
     sent(found.kits["all"])
     told = " ".join(capsys.readouterr().out.split())

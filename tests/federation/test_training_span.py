@@ -14,7 +14,7 @@ from cnfgnn.federation.site.readings import isolated_rows
 from cnfgnn.federation.spans import Span, age_if_old, training_span
 from cnfgnn.runs.folder import Run
 from tests.conftest import network, small
-from tests.federation.in_memory_federation import SITES, InMemoryFederation, ending, with_row
+from tests.federation.in_memory_federation import SITES, InMemoryFederation, ending, must_finish, with_row
 
 MONTH = 30 * 288  # steps
 
@@ -40,8 +40,7 @@ def test_an_isolated_row_a_month_from_the_rest_is_ignored_and_its_site_is_named(
     before = checked(sites.kits["west"])
     assert not [line for line in before if line.startswith("warning: 1 row")]
     sites.write("west", with_row(own, steps))
-    status = sites.train(small("gru-fedavg", **{"training.rounds": 1}))
-    assert status["state"] == "finished", status["problem"]
+    status = must_finish(sites.train(small("gru-fedavg", **{"training.rounds": 1})))
     assert any(line.startswith("site west ignores 1 row") for line in status["warnings"])
     run = Run.open(sites.server / "runs" / "one")
     assert run.data.rows == len(own)
@@ -56,8 +55,7 @@ def test_a_site_with_few_readings_from_another_year_is_named_and_the_others_trai
 ) -> None:
     own = sites.readings("south")
     sites.write("south", own.iloc[:120].set_index(own.index[:120] - pd.Timedelta(days=365)))
-    status = sites.train(small("gru-fedavg", **{"training.rounds": 1}))
-    assert status["state"] == "finished", status["problem"]
+    status = must_finish(sites.train(small("gru-fedavg", **{"training.rounds": 1})))
     [warning] = [line for line in status["warnings"] if "site south" in line and "are not used" in line]
     assert "2023-01-01" in warning
     assert Run.open(sites.server / "runs" / "one").data.rows == len(own)
@@ -100,12 +98,10 @@ def test_old_readings_are_used_and_their_sites_are_named(sites: InMemoryFederati
     for name in SITES:
         newest = now - pd.Timedelta(days=3 if name == "west" else 0)
         sites.write(name, ending(sites.readings(name), newest))
-    status = sites.train(small("gru-fedavg", **{"training.rounds": 1}))
-    assert status["state"] == "finished", status["problem"]
+    status = must_finish(sites.train(small("gru-fedavg", **{"training.rounds": 1})))
     old = [line for line in status["warnings"] if line.endswith(" old")]
     assert old == ["the newest reading of site west is 3 days old"]
-    status = sites.forecast()
-    assert status["state"] == "finished", status["problem"]
+    status = must_finish(sites.forecast())
     assert "the newest reading of site west is 3 days old" in status["warnings"]
     assert status["result"]["without"] == {}
     assert any(line.startswith("site west: no reading of 3 of its 3 sensors") for line in status["warnings"])
@@ -139,6 +135,5 @@ def test_isolated_rows_are_ignored_even_if_every_site_has_one_at_the_same_time(
 ) -> None:
     for name in SITES:
         sites.write(name, with_row(sites.readings(name), -MONTH))
-    status = sites.train(small("gru-fedavg", **{"training.rounds": 1}))
-    assert status["state"] == "finished", status["problem"]
+    status = must_finish(sites.train(small("gru-fedavg", **{"training.rounds": 1})))
     assert len([line for line in status["warnings"] if "ignores 1 row" in line]) == len(SITES)

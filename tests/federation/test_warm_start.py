@@ -21,7 +21,7 @@ from cnfgnn.federation.task import RUNS, Task, settings_of
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.train import Unwatched, begin_from, train_run
 from tests.conftest import network, small
-from tests.federation.in_memory_federation import SITES, InMemoryFederation, given_of
+from tests.federation.in_memory_federation import SITES, InMemoryFederation, given_of, must_finish
 
 ROWS = 150  # of the first training
 CONFIG = small("cnfgnn-private", **{"training.rounds": 1})
@@ -53,11 +53,9 @@ def test_it_is_the_training_of_the_simulator(tmp_path: Path, method: str) -> Non
     config = small(method, **{"training.rounds": 1, "training.wire": "full"})
     data = read_from_disk(tmp_path / "data")
     sites = InMemoryFederation(tmp_path / "federation", before(data))
-    status = sites.train(config)
-    assert status["state"] == "finished", status["problem"]
+    must_finish(sites.train(config))
     with_newer_readings(sites, data)
-    status = sites.run_task(Task("train", "two", earlier="one", wait=20.0))
-    assert status["state"] == "finished", status["problem"]
+    must_finish(sites.run_task(Task("train", "two", earlier="one", wait=20.0)))
     run = Run.open(sites.server / RUNS / "two")
     assert run.origin is not None
     assert run.origin.run == str((sites.server / RUNS / "one").absolute())
@@ -118,8 +116,7 @@ def test_the_server_cannot_tell_what_the_true_readings_are(tmp_path: Path) -> No
             Task("train", run, earlier=earlier, wait=20.0),
         ]
         for task in tasks:
-            status = sites.run_task(task)
-            assert status["state"] == "finished", status["problem"]
+            must_finish(sites.run_task(task))
         opened = Run.open(sites.server / RUNS / run)
         owner = OwnerStore(sites.kits["west"], terms_of(opened).run)
         tag = opened.progress.best.tag
