@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cnfgnn.attack.estimates import Estimate
-from cnfgnn.attack.inversion import SPREAD, Target, invert
+from cnfgnn.attack.inversion import SPREAD, Target, counted, invert
 from cnfgnn.attack.recording import Recording
 from cnfgnn.attack.replica import DTYPE, Received, Replica, rounding
 from cnfgnn.data.windows import Split
@@ -27,7 +27,7 @@ def from_levels(
     rows: Tensor,
     device: torch.device,
     iterations: int,
-    tick: Tick = lambda share: None,
+    tick: Tick,
 ) -> Estimate:
     """The readings of a split from the levels at the beginning of its hidden states."""
     received = Received.of(recording, split, rows, device)
@@ -52,24 +52,16 @@ def training_readings(
 
 def _solved(replica: Replica, received: Tensor, starts: Tensor, iterations: int, tick: Tick) -> Tensor:
     """(n T) in the readings' unit, given levels (n w k) of the windows that start at these rows (w,)."""
-    offset, done = int(starts.min()), 0
+    offset = int(starts.min())
     scale = rounding(received, replica.settings.wire)[:, None]
     steps = torch.arange(replica.history, device=replica.device)
 
     def encode(unknown: Tensor, some: slice) -> Tensor:
         return levels(unknown) / scale
 
-    def step(cost: float) -> None:
-        nonlocal done
-        done += 1
-        tick(min(1.0, done / iterations))
-
     prior = scale.new_full((len(scale),), SPREAD**-2)
     target = Target(received / scale, starts - offset, encode, steps, torch.zeros_like(steps), prior)
     length = int(starts.max()) - offset + replica.history
-    found = invert(target, scale.new_zeros(len(scale), length, 1), iterations, step)
+    found = invert(target, scale.new_zeros(len(scale), length, 1), iterations, counted(tick, iterations))
     tick(1.0)
-    readings = torch.full((len(received), len(replica.clock)), torch.nan, dtype=torch.float64)
-    covered = (starts[:, None] + steps).flatten().unique().cpu()
-    readings[:, covered] = replica.unscaled(found.series[..., 0]).cpu()[:, covered - offset]
-    return readings
+    return replica.of_windows(starts, found.series[..., 0])

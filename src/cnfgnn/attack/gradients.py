@@ -20,7 +20,7 @@ from torch import Tensor
 from cnfgnn.algorithm.messages.randomness import SERVER_BATCHES, Batches, Coins
 from cnfgnn.attack.estimates import Estimate
 from cnfgnn.attack.from_levels import training_readings
-from cnfgnn.attack.inversion import SPREAD, Found, Target, invert, residuals
+from cnfgnn.attack.inversion import SPREAD, Found, Target, counted, invert, residuals
 from cnfgnn.attack.node_forecasts import NodeForecasts
 from cnfgnn.attack.recording import Minibatch, Recording
 from cnfgnn.attack.replica import DTYPE, Replica, rounding
@@ -41,7 +41,7 @@ def with_gradients(
     rows: Tensor,
     device: torch.device,
     iterations: int,
-    tick: Callable[[float], None] = lambda share: None,
+    tick: Callable[[float], None],
 ) -> dict[str, Estimate]:
     """The readings of the training windows: from hidden states alone ("series-training"), which shows what
     gradients and weights add, and from everything ("gradients")."""
@@ -58,13 +58,8 @@ def with_gradients(
     )
     crossed = crossed.weighed(crossed.from_states(), alone)
     alone = invert(crossed.from_states(), alone.series, iterations // 2)
-    joint, done, planned = alone, 0, REFITS * (iterations // 2)
-
-    def step(cost: float) -> None:
-        nonlocal done
-        done += 1
-        tick(0.5 + 0.5 * min(1.0, done / planned))
-
+    joint = alone
+    step = counted(lambda share: tick(0.5 + share / 2), REFITS * (iterations // 2))
     for _ in range(REFITS):
         crossed = crossed.with_forecasts(joint, levels)
         crossed = crossed.weighed(crossed.from_everything(), joint)
@@ -210,7 +205,7 @@ class _Crossed:
                 parts.append(self.replica.encode(group.averaged, batch))
             return torch.cat(parts, dim=1) / scale
 
-        rows, kinds = self._layout(history)
+        rows, kinds = self.replica.layout(history)
         return Target(self.h_c / scale, self.starts - self.offset, encode, rows, kinds, self._prior)
 
     def from_everything(self) -> Target:
@@ -225,7 +220,7 @@ class _Crossed:
                 parts.append(self._crossing(group, of_group, unknown[:, here, :length], profile))
             return torch.cat(parts, dim=1) / scale
 
-        rows, kinds = self._layout(length)
+        rows, kinds = self.replica.layout(length)
         received = torch.cat([self.h_c, self.gradient], dim=-1) / scale
         at_once = AT_ONCE.get(self.replica.device.type, AT_ONCE["cuda"])
         return Target(received, self.starts - self.offset, encode, rows, kinds, self._prior, at_once)
@@ -253,16 +248,6 @@ class _Crossed:
     def _prior(self) -> Tensor:
         return self.h_c.new_full((len(self.h_c),), SPREAD**-2)
 
-    def _layout(self, readings: int) -> tuple[Tensor, Tensor]:
-        """Rows and kinds of a window's unknown numbers: so many readings, and the profile at its targets."""
-        device, history = self.replica.device, self.replica.history
-        rows = torch.arange(readings, device=device)
-        kinds = torch.zeros_like(rows)
-        if self.replica.uses_profile:
-            ahead = history + torch.arange(self.replica.horizon, device=device)
-            rows, kinds = torch.cat([rows, ahead]), torch.cat([kinds, torch.ones_like(ahead)])
-        return rows, kinds
-
     def _groups(self, some: slice) -> list[tuple[_Group, slice, slice]]:
         """The minibatches of some windows: each with its windows, and where these are among `some`."""
         found = []
@@ -276,10 +261,7 @@ class _Crossed:
     def estimate(self, name: str, found: Found) -> Estimate:
         replica = self.replica
         starts = self.starts.cpu().sort().values
-        readings = torch.full((replica.nodes, len(replica.clock)), torch.nan, dtype=torch.float64)
-        covered = (starts[:, None] + torch.arange(replica.history)).flatten().unique()
-        solved = replica.unscaled(found.series[..., 0]).cpu()
-        readings[:, covered] = solved[:, covered - self.offset]
+        readings = replica.of_windows(starts, found.series[..., 0])
         return Estimate(name, "train", replica.rows, starts, replica.history, readings)
 
 

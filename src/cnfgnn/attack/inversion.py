@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -103,6 +104,12 @@ def invert(
         if bool((idle >= PATIENCE).all()):
             break
     return Found(found, cost)
+
+
+def counted(tick: Callable[[float], None], planned: int) -> Callable[..., None]:
+    """Whenever it is called, as after each iteration of `invert`, `tick` is told the share that is done."""
+    calls = count(1)
+    return lambda *_: tick(min(1.0, next(calls) / planned))
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from torch import Tensor
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.algorithm.server import Alternating, Server
+from cnfgnn.attack.inversion import counted
 from cnfgnn.attack.recording import RECORDING_FILE, PublicFacts, Recorder, Recording, SetUp
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.quality import clean_dataset
@@ -139,16 +140,9 @@ def _record(
 
 def _count(experiment: Experiment, server: Server, tick: Callable[[float], None]) -> None:
     """Count the minibatches of the coming round."""
-    done, total = 0, max(1, server.minibatches)
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        tick(min(1.0, done / total))
-
-    server.tick = count
+    server.tick = counted(tick, max(1, server.minibatches))
     for _, owner in experiment.owners:
-        owner.nodes.tick = count
+        owner.nodes.tick = server.tick
 
 
 def _kept(windows: Windows, split: Split, count: int, training: bool) -> dict[Split, slice]:

@@ -94,6 +94,16 @@ class Replica:
             else None,
         )
 
+    def layout(self, readings: int) -> tuple[Tensor, Tensor]:
+        """Rows and kinds of a window's unknown numbers (see `Target`): so many readings, and the profile at
+        its targets."""
+        rows = torch.arange(readings, device=self.device)
+        kinds = torch.zeros_like(rows)
+        if self.uses_profile:
+            ahead = self.history + torch.arange(self.horizon, device=self.device)
+            rows, kinds = torch.cat([rows, ahead]), torch.cat([kinds, torch.ones_like(ahead)])
+        return rows, kinds
+
     def encode(self, theta: Params, batch: Batch) -> Tensor:
         """What the nodes would send of these windows: (n b s)."""
         return self.model.encode(theta, batch)[..., : self.sent]
@@ -104,6 +114,15 @@ class Replica:
     def unscaled(self, values: Tensor) -> Tensor:
         """In the readings' unit, as float64."""
         return values.double() * self.scaler.std + self.scaler.mean
+
+    def of_windows(self, starts: Tensor, series: Tensor) -> Tensor:
+        """(n T) in the readings' unit, given scaled readings (n r) from the first of these windows on; NaN at
+        rows that are in none of the windows."""
+        steps = torch.arange(self.history, device=starts.device)
+        covered = (starts[:, None] + steps).flatten().unique().cpu()
+        readings = torch.full((self.nodes, len(self.clock)), torch.nan, dtype=torch.float64)
+        readings[:, covered] = self.unscaled(series).cpu()[:, covered - int(starts.min())]
+        return readings
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cnfgnn.attack.inversion import Found, Target, invert, window_costs
+from cnfgnn.attack.inversion import Found, Target, counted, invert, window_costs
 
 REPAIRS = 3  # times that unsolved windows are searched again
 WORTHWHILE = 0.9  # unless no node keeps less than this share of its cost
@@ -31,13 +31,7 @@ def search(
     solved     (n,): the largest mean squared residual of a window that is solved
     """
     target = target_of(torch.arange(len(solved), device=solved.device))
-    done, planned = 0, iterations * (1 + REPAIRS)
-
-    def step(cost: float) -> None:
-        nonlocal done
-        done += 1
-        tick(min(1.0, done / planned))
-
+    step = counted(tick, iterations * (1 + REPAIRS))
     best = invert(target, start, iterations, step)
     for _ in range(REPAIRS):
         unsolved = window_costs(target, best.series) > solved[:, None]  # (n w)

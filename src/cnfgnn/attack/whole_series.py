@@ -19,7 +19,6 @@ from cnfgnn.attack.replica import Received, rounding
 from cnfgnn.attack.restarts import search
 from cnfgnn.data.windows import Split
 
-ITERATIONS = 60
 WRONG = 25.0  # a window whose squared residual is so many times what rounding explains is not solved yet
 
 
@@ -28,36 +27,25 @@ def whole_series(
     split: Split,
     rows: Tensor,
     device: torch.device,
-    iterations: int = ITERATIONS,
-    tick: Callable[[float], None] = lambda share: None,
+    iterations: int,
+    tick: Callable[[float], None],
 ) -> Estimate:
     """The readings whose hidden states are those that were received."""
     received = Received.of(recording, split, rows, device)
-    target, offset = series_target(received)
+    target = series_target(received)
     length = int(target.starts.max()) + target.span
     start = torch.zeros(len(rows), length, target.series, device=device)  # the mean
     solved = torch.full((len(rows),), WRONG, device=device)
-    found = search(lambda nodes: series_target(received.among(nodes))[0], start, solved, iterations, tick)
-    total = len(received.replica.clock)
-    readings = torch.full((len(rows), total), torch.nan, dtype=torch.float64)
-    history = received.replica.history
-    unscaled = received.replica.unscaled(found.series[..., 0]).cpu()
-    windows = received.starts.cpu()[:, None] + torch.arange(history)
-    covered = windows.flatten().unique()
-    readings[:, covered] = unscaled[:, covered - offset]
-    return Estimate("series", split, rows, received.starts.cpu(), history, readings)
+    found = search(lambda nodes: series_target(received.among(nodes)), start, solved, iterations, tick)
+    replica, starts = received.replica, received.starts.cpu()
+    readings = replica.of_windows(starts, found.series[..., 0])
+    return Estimate("series", split, rows, starts, replica.history, readings)
 
 
-def series_target(received: Received) -> tuple[Target, int]:
-    """The equations, with rows counted from the first one of any window, which is the second result."""
-    replica, offset = received.replica, int(received.starts.min())
-    history, horizon, device = replica.history, replica.horizon, replica.device
-    rows = torch.arange(history, device=device)
-    kinds = torch.zeros_like(rows)
-    if replica.uses_profile:
-        ahead = history + torch.arange(horizon, device=device)
-        rows, kinds = torch.cat([rows, ahead]), torch.cat([kinds, torch.ones_like(ahead)])
-
+def series_target(received: Received) -> Target:
+    """The equations, with rows counted from the first one of any window."""
+    replica, history = received.replica, received.replica.history
+    rows, kinds = replica.layout(history)
     # In units of what rounding leaves open: a number that is sent more exactly counts more.
     scale = rounding(received.h_c, replica.settings.wire)[:, None]
 
@@ -67,4 +55,4 @@ def series_target(received: Received) -> tuple[Target, int]:
         return replica.encode(received.theta, batch) / scale
 
     prior = scale.new_full((len(scale),), SPREAD**-2)
-    return Target(received.h_c / scale, received.starts - offset, encode, rows, kinds, prior), offset
+    return Target(received.h_c / scale, received.starts - received.starts.min(), encode, rows, kinds, prior)
