@@ -35,12 +35,19 @@ embedding = 3
 
 def said(*arguments: object, fails: bool = False) -> str:
     """What a command prints, in this process; or the one sentence with which it ends."""
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
     if fails:
-        assert isinstance(result.exception, CnfgnnError), result.output
-        return str(result.exception)
+        return refused(*arguments)[1]
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
     assert result.exit_code == 0, result.output + repr(result.exception)
     return result.output
+
+
+def refused(*arguments: object) -> tuple[int, str]:
+    """The exit code and the one sentence with which a command ends, in this process."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert isinstance(result.exception, CnfgnnError), result.output
+    assert "\n" not in str(result.exception)
+    return result.exception.exit_code, str(result.exception)
 
 
 class Unobserved:

@@ -22,7 +22,7 @@ from cnfgnn.federation.server.live.task import GONE
 from tests.commands import said
 from tests.federation.live_processes import FULL, SITES, go_live, live_processes
 from tests.federation.proxy import proxied
-from tests.federation.running_federation import ENGINE_WARNINGS, every_process
+from tests.federation.running_federation import ENGINE_WARNINGS, every_process, suspended
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.chaos, *ENGINE_WARNINGS]
@@ -75,17 +75,11 @@ def test_a_site_that_is_paused_for_two_minutes_rejoins(tmp_path: Path) -> None:
         south = live.federation.kits["south"]
         stopped = every_process(south)
         assert read_live(south)["pid"] in stopped
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            begun = time.monotonic()
+        with suspended(*stopped) as begun:
             live.next_forecasts(*OTHERS)
             while time.monotonic() - begun < 120:
                 assert live.next_forecasts(*OTHERS) == BOTH_FULL
                 time.sleep(5)
-        finally:
-            for pid in stopped:
-                os.kill(pid, signal.SIGCONT)
         live.until_full()
 
 
@@ -112,10 +106,7 @@ def test_a_machine_that_was_suspended_for_an_hour_rejoins(tmp_path: Path) -> Non
     """For the processes of a site, a suspended machine is one whose clock jumps. To have it agree with the
     others' afterwards, the clocks of these jump as well."""
     with live_processes(tmp_path, planted=STEPPED_CLOCK) as live:
-        stopped = every_process(live.federation.kits["south"])
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        try:
+        with suspended(*every_process(live.federation.kits["south"])):
             live.next_forecasts(*OTHERS)
             assert live.next_forecasts(*OTHERS) == BOTH_FULL
             (tmp_path / "first" / "ahead").write_text("3600")
@@ -123,9 +114,6 @@ def test_a_machine_that_was_suspended_for_an_hour_rejoins(tmp_path: Path) -> Non
             wait_for(lambda: "south" not in connected_sites(server), "the server has forgotten the site")
             live.until_full(*OTHERS)
             assert live.sites["south"]["quality"] == GONE
-        finally:
-            for pid in stopped:
-                os.kill(pid, signal.SIGCONT)
         live.until_full()
 
 

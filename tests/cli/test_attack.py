@@ -11,21 +11,12 @@ from typer.testing import CliRunner
 from cnfgnn.cli.main import app
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.files.export import write_folder
-from cnfgnn.errors import CnfgnnError
 from cnfgnn.runs.folder import Run
-from tests.commands import said
+from tests.commands import refused, said
 from tests.conftest import network
 from tests.tiny_runs import tiny
 
 QUICKLY = ("--attacks", "series", "--sensors", 2, "--windows", 12, "--device", "cpu")
-
-
-def refused(*arguments: object) -> tuple[int, str]:
-    """The exit code and the one sentence."""
-    result = CliRunner().invoke(app, ["attack", *map(str, arguments)])
-    assert isinstance(result.exception, CnfgnnError), result.output
-    assert "\n" not in str(result.exception)
-    return result.exception.exit_code, str(result.exception)
 
 
 def test_it_prints_a_line_for_each_attack_beside_guesses(run_folders: list[Path]) -> None:
@@ -68,5 +59,5 @@ def test_problems_are_one_sentence_with_an_exit_code(
         ([run, "--split", "tomorrow"], 2, "there is no split 'tomorrow'"),
         ([run, tmp_path / "other"], 2, "its sensors are not those of"),
     ):
-        assert refused(*arguments)[0] == code, arguments
-        assert sentence in refused(*arguments)[1]
+        assert refused("attack", *arguments)[0] == code, arguments
+        assert sentence in refused("attack", *arguments)[1]

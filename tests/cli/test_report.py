@@ -11,18 +11,10 @@ from typer.testing import CliRunner
 from cnfgnn.cli.main import app
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.files.export import write_folder
-from cnfgnn.errors import CnfgnnError
 from cnfgnn.runs.folder import Run
+from tests.commands import refused
 from tests.conftest import network
 from tests.tiny_runs import tiny
-
-
-def refused(*arguments: object) -> tuple[int, str]:
-    """The exit code and the one sentence."""
-    result = CliRunner().invoke(app, ["report", *map(str, arguments)])
-    assert isinstance(result.exception, CnfgnnError), result.output
-    assert "\n" not in str(result.exception)
-    return result.exception.exit_code, str(result.exception)
 
 
 def test_it_writes_one_page_and_prints_its_path(run_folders: list[Path], tmp_path: Path) -> None:
@@ -77,13 +69,13 @@ def test_bad_input_is_one_sentence_and_its_exit_code(
         ([run_folders[0], "--data", tmp_path / "empty"], 2, "its sensors are not those of"),
         ([run_folders[0], "--data", tmp_path / "nowhere"], 2, "no such file or folder"),
     ):
-        code, told = refused(*arguments, "--out", out)
+        code, told = refused("report", *arguments, "--out", out)
         assert code == expected
         assert sentence in told
     assert out.read_text() == "what was there"
     damaged = Path(shutil.copytree(run_folders[0], tmp_path / "damaged"))
     (damaged / "events.jsonl").write_bytes(b"")
-    assert refused(damaged, "--out", out) == (
+    assert refused("report", damaged, "--out", out) == (
         4,
         f"{damaged / 'events.jsonl'}: is damaged: events that the run had written are gone",
     )
@@ -92,12 +84,12 @@ def test_bad_input_is_one_sentence_and_its_exit_code(
 def test_a_folder_that_is_not_there_is_named_before_anything_is_done(
     run_folders: list[Path], tmp_path: Path
 ) -> None:
-    code, told = refused(run_folders[0], "--out", tmp_path / "nowhere" / "page.html")
+    code, told = refused("report", run_folders[0], "--out", tmp_path / "nowhere" / "page.html")
     assert code == 5
     assert "there is no such folder" in told
 
 
 def test_a_folder_that_is_not_a_run_is_refused_and_left_alone(tmp_path: Path) -> None:
     problem = f"{tmp_path}: is not a run: it has no manifest.json"
-    assert refused(tmp_path, "--out", tmp_path / "page.html") == (4, problem)
+    assert refused("report", tmp_path, "--out", tmp_path / "page.html") == (4, problem)
     assert list(tmp_path.iterdir()) == []

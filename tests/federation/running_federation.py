@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -250,6 +251,18 @@ def every_process(kit: Path) -> list[int]:
     parents = [processes.running(kit), engine_of(kit)]
     found = [pid for pid in parents if pid is not None]
     return [*found, *processes.jobs_of(kit), *workers_of(kit)]
+
+
+@contextmanager
+def suspended(*pids: int) -> Iterator[float]:
+    """Suspend processes, as on a suspended machine; yields the time it began."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield time.monotonic()
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def city_on_disk(folder: Path, sensors: int = 8, days: float = 3.0, seed: int = 1) -> Dataset:

@@ -12,6 +12,7 @@ import pytest
 
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.engine import provisioning
+from cnfgnn.federation.example import free_ports
 from cnfgnn.federation.kits import certificates, processes
 from cnfgnn.federation.kits.engine_files import CONNECTION_FILE, ENGINE_FOLDER
 from cnfgnn.federation.operator.make_kits import make_kits
@@ -19,7 +20,7 @@ from cnfgnn.federation.operator.status import site_notices
 from cnfgnn.federation.project import Project, read_project
 from cnfgnn.federation.site.settings import read_site
 from tests.commands import said
-from tests.federation.two_site_federation import free_ports, write_project
+from tests.federation.two_site_federation import write_project
 from tests.waiting import wait_for
 
 SECOND = 1 / 86400  # in days

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -26,6 +23,7 @@ from tests.federation.running_federation import (
     city_on_disk,
     every_process,
     running_federation,
+    suspended,
 )
 from tests.federation.two_site_federation import connected
 from tests.waiting import wait_for
@@ -39,18 +37,6 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFederatio
     folder = tmp_path_factory.mktemp("unresponsive")
     with running_federation(folder, city_on_disk(folder / "city", days=2), faults=True) as running:
         yield running
-
-
-@contextmanager
-def suspended(*pids: int) -> Iterator[float]:
-    """Suspend processes, as on a suspended machine; yields the time it began."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield time.monotonic()
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.chaos

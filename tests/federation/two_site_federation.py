@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from cnfgnn.errors import RunError
 from cnfgnn.federation.engine.carry import jobs
+from cnfgnn.federation.example import free_ports
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import Project, read_project
@@ -52,14 +52,6 @@ def write_project(folder: Path, **changes: object) -> Path:
     text = "\n".join(key if value is None else f"{key} = {value}" for key, value in (lines | changes).items())
     (folder / "PROJECT.toml").write_text(text)
     return folder / "PROJECT.toml"
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 @contextmanager

@@ -22,6 +22,7 @@ import pytest
 
 from cnfgnn.federation.engine.confine import landlock
 from cnfgnn.federation.engine.confine.system_calls import this_machine
+from cnfgnn.federation.example import free_ports
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
 from cnfgnn.federation.site.status import read_site_status
@@ -30,7 +31,6 @@ from tests.federation.hostile import intruder
 from tests.federation.live_processes import LiveProcesses, live_processes
 from tests.federation.running_federation import ENGINE_WARNINGS
 from tests.federation.site_processes import engine_of, workers_of
-from tests.federation.two_site_federation import free_ports
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, *ENGINE_WARNINGS]
