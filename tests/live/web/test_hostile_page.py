@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
-from typing import Any
 
 import pytest
 
-from cnfgnn.live.options import FEED, LiveSettings
 from tests.browser import needs_browser
-from tests.live.small_service import KNOWN, Client, SmallRun, serving
+from tests.live.small_service import KNOWN, Client, SmallRun
 from tests.live.web.proxy_with_token import proxied, serving_with
 from tests.live.web.test_page_browser import SHOWN, STARTING, Page
-from tests.waiting import wait_for
+from tests.live.web.test_page_browser import page as page
 
 pytest.importorskip("selenium.webdriver")
 pytestmark = needs_browser
@@ -63,24 +60,7 @@ class HostilePage(BaseHTTPRequestHandler):
     def log_message(self, format: str, *arguments: object) -> None: ...
 
 
-@pytest.fixture(scope="module")
-def service(small_run: SmallRun, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    state = tmp_path_factory.mktemp("state")
-    settings = LiveSettings(data=small_run.folder, state=state, clock=FEED, deadline=1, speed=100)
-    with serving(small_run.run, settings) as (_, client):
-        wait_for(lambda: client.get("/forecasts").status == 200, "the first forecast")
-        yield client
-
-
-@pytest.fixture
-def page(driver: Any) -> Page:
-    page = Page(driver)
-    page.driver.get("about:blank")
-    page.complaints()  # of the test before
-    return page
-
-
-def attack(page: Page, service: Client, small_run: SmallRun, host: str, target: str) -> None:
+def attack(page: Page, client: Client, small_run: SmallRun, host: str, target: str) -> None:
     """What a page of a server at `host` does changes nothing and reads nothing."""
     reading = f'{{"sensor": "s0", "time": "{small_run.row(KNOWN - 1)["time"]}", "value": {FORGED}}}'
     with serving_with(HostilePage) as port:
@@ -89,18 +69,18 @@ def attack(page: Page, service: Client, small_run: SmallRun, host: str, target: 
         page.driver.get("about:blank")
     page.complaints()
     assert (read, tried) == ([], 11)
-    assert str(FORGED) not in service.get("/sensors?sensor=s0").body.decode()
-    assert 'cnfgnn_live_readings_total{source="http",verdict="new"} 0.0' in metrics(service)
-    assert 'cnfgnn_live_readings_total{source="http",verdict="corrected"} 0.0' in metrics(service)
+    assert str(FORGED) not in client.get("/sensors?sensor=s0").body.decode()
+    assert 'cnfgnn_live_readings_total{source="http",verdict="new"} 0.0' in metrics(client)
+    assert 'cnfgnn_live_readings_total{source="http",verdict="corrected"} 0.0' in metrics(client)
 
 
-def metrics(service: Client) -> list[str]:
-    return service.get("/metrics").body.decode().splitlines()
+def metrics(client: Client) -> list[str]:
+    return client.get("/metrics").body.decode().splitlines()
 
 
-def refusals(service: Client) -> float:
+def refusals(client: Client) -> float:
     """How many requests to store readings were refused."""
-    refused = [line for line in metrics(service) if 'total{path="/readings",status="40' in line]
+    refused = [line for line in metrics(client) if 'total{path="/readings",status="40' in line]
     return sum(float(line.split()[-1]) for line in refused)
 
 
@@ -108,29 +88,29 @@ def refusals(service: Client) -> float:
     "host", ["127.0.0.1", pytest.param("localhost", marks=pytest.mark.slow)]
 )
 def test_a_hostile_page_stores_nothing_and_reads_nothing(
-    page: Page, service: Client, small_run: SmallRun, host: str
+    page: Page, client: Client, small_run: SmallRun, host: str
 ) -> None:
-    before = refusals(service)
-    attack(page, service, small_run, host, f"http://{service.host}")
-    assert refusals(service) - before >= 6  # they did arrive
+    before = refusals(client)
+    attack(page, client, small_run, host, f"http://{client.host}")
+    assert refusals(client) - before >= 6  # they did arrive
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("host", ["localhost", "other.localhost"])
 def test_a_proxy_that_adds_the_token_does_not_let_a_hostile_page_in(
-    page: Page, service: Client, small_run: SmallRun, host: str
+    page: Page, client: Client, small_run: SmallRun, host: str
 ) -> None:
-    with proxied(service) as (address, asked):
-        attack(page, service, small_run, host, address)
+    with proxied(client) as (address, asked):
+        attack(page, client, small_run, host, address)
         assert sum(line.startswith("POST /readings") for line in asked) >= 6
         page.open(f"{address}/")  # and the service's own page works through it
         page.until(lambda: page.state() == "live" and page.js(SHOWN))
         page.leave(STARTING)
 
 
-def test_the_token_of_a_link_is_in_no_address_that_a_proxy_sees(page: Page, service: Client) -> None:
-    token = service.headers["Authorization"].removeprefix("Bearer ")
-    with proxied(service.without_token()) as (address, asked):
+def test_the_token_of_a_link_is_in_no_address_that_a_proxy_sees(page: Page, client: Client) -> None:
+    token = client.headers["Authorization"].removeprefix("Bearer ")
+    with proxied(client.without_token()) as (address, asked):
         page.open(f"{address}/#token={token}")
         page.until(lambda: page.state() == "live" and page.js(SHOWN))
         assert token not in page.driver.current_url

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,23 +13,13 @@ import pytest
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.live.intake.clock import FeedClock, Zone
 from cnfgnn.live.intake.recent import RecentReadings
-from cnfgnn.live.options import FEED, LiveSettings
 from cnfgnn.live.web import page_files
 from cnfgnn.live.web.sensors import MOST_EDGES, MOST_STEPS, SensorList
 from tests.conftest import network
-from tests.live.small_service import KNOWN, Client, SmallRun, serving
+from tests.live.small_service import KNOWN, Client, SmallRun
 from tests.waiting import wait_for
 
 OWN = Path(page_files.__file__).parent / "assets"
-
-
-@pytest.fixture(scope="module")
-def client(small_run: SmallRun, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    settings = LiveSettings(
-        data=small_run.folder, state=tmp_path_factory.mktemp("state"), clock=FEED, speed=100
-    )
-    with serving(small_run.run, settings) as (_, client):
-        yield client
 
 
 def asked(client: Client, path: str) -> dict[str, object]:
