@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import TypeVar
 
@@ -106,16 +107,20 @@ class Bench:
 
 
 @pytest.fixture
-def on_bench(small_run: SmallRun, tmp_path: Path) -> Callable[[Callable[[Bench], Awaitable[None]]], None]:
-    """Runs a test beside a running service."""
+def bench(small_run: SmallRun, tmp_path: Path) -> Bench:
+    return Bench(small_run, tmp_path)
 
-    def run(test: Callable[[Bench], Awaitable[None]]) -> None:
+
+def beside_the_service(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Runs a test of a bench while its service runs."""
+
+    @wraps(test)
+    def run(bench: Bench, **others: object) -> None:
         async def main() -> None:
-            bench = Bench(small_run, tmp_path)
             serving = asyncio.create_task(bench.service.run())
             try:
                 await bench.forecast_of(KNOWN - 1)
-                await test(bench)
+                await test(bench, **others)
             finally:
                 bench.service.stopping.set()
                 await serving
@@ -125,139 +130,122 @@ def on_bench(small_run: SmallRun, tmp_path: Path) -> Callable[[Callable[[Bench],
     return run
 
 
-OnBench = Callable[[Callable[[Bench], Awaitable[None]]], None]
+@beside_the_service
+async def test_the_forecast_is_made_when_the_last_reading_is_there(bench: Bench) -> None:
+    bench.clock.moment = bench.time(KNOWN) + 1
+    await bench.service.take(bench.cells(KNOWN, leave_out=(3,)), "test")
+    await asyncio.sleep(0.2)
+    assert [made.step for made in bench.made] == [bench.time(KNOWN - 1)]
+    await bench.service.take([Arrived("s3", bench.time(KNOWN), 50.0)], "test")
+    made = await bench.forecast_of(KNOWN)
+    assert made.counts()["full"] == FULL
 
 
-def test_the_forecast_is_made_when_the_last_reading_is_there(on_bench: OnBench) -> None:
-    async def test(bench: Bench) -> None:
-        bench.clock.moment = bench.time(KNOWN) + 1
-        await bench.service.take(bench.cells(KNOWN, leave_out=(3,)), "test")
-        await asyncio.sleep(0.2)
-        assert [made.step for made in bench.made] == [bench.time(KNOWN - 1)]
-        await bench.service.take([Arrived("s3", bench.time(KNOWN), 50.0)], "test")
-        made = await bench.forecast_of(KNOWN)
-        assert made.counts()["full"] == FULL
-
-    on_bench(test)
-
-
-def test_at_the_deadline_the_forecast_is_made_with_who_is_there(on_bench: OnBench) -> None:
-    async def test(bench: Bench) -> None:
-        bench.clock.moment = bench.time(KNOWN) + 1
-        await bench.service.take(bench.cells(KNOWN, leave_out=(3,)), "test")
-        bench.clock.moment = bench.time(KNOWN) + DEADLINE
-        made = await bench.forecast_of(KNOWN)
-        quality = [QUALITIES[made.quality[k]] for k in range(SENSORS)]
-        graph = bench.service.predictor.graph
-        edges = zip(graph.senders.tolist(), graph.receivers.tolist(), strict=True)
-        neighbours = {r for s, r in edges if s in (3, GAP)} - {3, GAP}
-        assert neighbours
-        for k, found in enumerate(quality):
-            others = "neighbours missing" if k in neighbours else "full"
-            assert found == ("own readings missing" if k in (3, GAP) else others)
-        values = bench.small.data.readings.values.copy()
-        values[KNOWN] = np.nan_to_num(values[KNOWN], nan=50.0)
-        values[KNOWN, 3] = np.nan
-        data = replace(bench.small.data, readings=readings_like(bench.small.data, values))
-        expected = forecast_run(bench.small.run, replace(bench.small, data=data).until(KNOWN + 1))
-        np.testing.assert_allclose(made.values, expected.to_numpy().T, atol=1e-5)
-
-    on_bench(test)
+@beside_the_service
+async def test_at_the_deadline_the_forecast_is_made_with_who_is_there(bench: Bench) -> None:
+    bench.clock.moment = bench.time(KNOWN) + 1
+    await bench.service.take(bench.cells(KNOWN, leave_out=(3,)), "test")
+    bench.clock.moment = bench.time(KNOWN) + DEADLINE
+    made = await bench.forecast_of(KNOWN)
+    quality = [QUALITIES[made.quality[k]] for k in range(SENSORS)]
+    graph = bench.service.predictor.graph
+    edges = zip(graph.senders.tolist(), graph.receivers.tolist(), strict=True)
+    neighbours = {r for s, r in edges if s in (3, GAP)} - {3, GAP}
+    assert neighbours
+    for k, found in enumerate(quality):
+        others = "neighbours missing" if k in neighbours else "full"
+        assert found == ("own readings missing" if k in (3, GAP) else others)
+    values = bench.small.data.readings.values.copy()
+    values[KNOWN] = np.nan_to_num(values[KNOWN], nan=50.0)
+    values[KNOWN, 3] = np.nan
+    data = replace(bench.small.data, readings=readings_like(bench.small.data, values))
+    expected = forecast_run(bench.small.run, replace(bench.small, data=data).until(KNOWN + 1))
+    np.testing.assert_allclose(made.values, expected.to_numpy().T, atol=1e-5)
 
 
-def test_a_sensor_that_has_been_silent_for_a_history_is_not_waited_for(on_bench: OnBench) -> None:
-    async def test(bench: Bench) -> None:
-        for row in range(KNOWN, KNOWN + HISTORY + 1):
-            bench.clock.moment = bench.time(row) + DEADLINE
-            await bench.service.take(bench.cells(row, leave_out=(3,)), "test")
-            await bench.forecast_of(row)
-        bench.clock.moment = bench.time(KNOWN + HISTORY + 1) + 1  # well before the deadline
-        await bench.service.take(bench.cells(KNOWN + HISTORY + 1, leave_out=(3,)), "test")
-        made = await bench.forecast_of(KNOWN + HISTORY + 1)
-        assert made.counts()["fallback"] == 1
-        profile = bench.service.predictor.weekly_profiles
-        assert profile is not None
-        assert np.isfinite(made.values[3]).all()  # what the sensor usually reads, or its last reading
-
-    on_bench(test)
+@beside_the_service
+async def test_a_sensor_that_has_been_silent_for_a_history_is_not_waited_for(bench: Bench) -> None:
+    for row in range(KNOWN, KNOWN + HISTORY + 1):
+        bench.clock.moment = bench.time(row) + DEADLINE
+        await bench.service.take(bench.cells(row, leave_out=(3,)), "test")
+        await bench.forecast_of(row)
+    bench.clock.moment = bench.time(KNOWN + HISTORY + 1) + 1  # well before the deadline
+    await bench.service.take(bench.cells(KNOWN + HISTORY + 1, leave_out=(3,)), "test")
+    made = await bench.forecast_of(KNOWN + HISTORY + 1)
+    assert made.counts()["fallback"] == 1
+    profile = bench.service.predictor.weekly_profiles
+    assert profile is not None
+    assert np.isfinite(made.values[3]).all()  # what the sensor usually reads, or its last reading
 
 
-def test_when_nobody_sends_anything_forecasts_go_on_and_say_so(on_bench: OnBench) -> None:
-    async def test(bench: Bench) -> None:
-        bench.clock.moment = bench.time(KNOWN + 20) + DEADLINE
-        made = await bench.forecast_of(KNOWN + 20)
-        assert made.counts()["fallback"] == SENSORS
-        assert made.newest_reading == bench.time(KNOWN - 1)
-        assert bench.service.metrics.skipped._value.get() == 20
-        await bench.service.take(bench.cells(KNOWN + 20), "test")  # late, and used from the next one on
-        bench.clock.moment = bench.time(KNOWN + 21) + DEADLINE
-        made = await bench.forecast_of(KNOWN + 21)
-        assert made.counts()["own readings missing"] == SENSORS
-
-    on_bench(test)
+@beside_the_service
+async def test_when_nobody_sends_anything_forecasts_go_on_and_say_so(bench: Bench) -> None:
+    bench.clock.moment = bench.time(KNOWN + 20) + DEADLINE
+    made = await bench.forecast_of(KNOWN + 20)
+    assert made.counts()["fallback"] == SENSORS
+    assert made.newest_reading == bench.time(KNOWN - 1)
+    assert bench.service.metrics.skipped._value.get() == 20
+    await bench.service.take(bench.cells(KNOWN + 20), "test")  # late, and used from the next one on
+    bench.clock.moment = bench.time(KNOWN + 21) + DEADLINE
+    made = await bench.forecast_of(KNOWN + 21)
+    assert made.counts()["own readings missing"] == SENSORS
 
 
-def test_readings_in_any_order_give_the_same_forecast(on_bench: OnBench) -> None:
-    async def test(bench: Bench) -> None:
-        bench.clock.moment = bench.time(KNOWN + 2) + 1
-        cells = [cell for row in range(KNOWN, KNOWN + 3) for cell in bench.cells(row)]
-        order = np.random.default_rng(1).permutation(len(cells) - 1).tolist()
-        for k in [*order, len(cells) - 1]:  # the newest step is complete when everything is there
-            receipt = await bench.service.take([cells[k], cells[k]], "test")
-            assert receipt.stored >= 1
-        made = await bench.forecast_of(KNOWN + 2)
-        values = bench.small.data.readings.values.copy()
-        values[KNOWN:] = np.nan_to_num(values[KNOWN:], nan=50.0)
-        data = replace(bench.small.data, readings=readings_like(bench.small.data, values))
-        expected = forecast_run(bench.small.run, replace(bench.small, data=data).until(KNOWN + 3))
-        np.testing.assert_allclose(made.values, expected.to_numpy().T, atol=1e-5)
-
-    on_bench(test)
+@beside_the_service
+async def test_readings_in_any_order_give_the_same_forecast(bench: Bench) -> None:
+    bench.clock.moment = bench.time(KNOWN + 2) + 1
+    cells = [cell for row in range(KNOWN, KNOWN + 3) for cell in bench.cells(row)]
+    order = np.random.default_rng(1).permutation(len(cells) - 1).tolist()
+    for k in [*order, len(cells) - 1]:  # the newest step is complete when everything is there
+        receipt = await bench.service.take([cells[k], cells[k]], "test")
+        assert receipt.stored >= 1
+    made = await bench.forecast_of(KNOWN + 2)
+    values = bench.small.data.readings.values.copy()
+    values[KNOWN:] = np.nan_to_num(values[KNOWN:], nan=50.0)
+    data = replace(bench.small.data, readings=readings_like(bench.small.data, values))
+    expected = forecast_run(bench.small.run, replace(bench.small, data=data).until(KNOWN + 3))
+    np.testing.assert_allclose(made.values, expected.to_numpy().T, atol=1e-5)
 
 
-def test_late_and_corrected_readings_count_from_the_next_forecast_on(on_bench: OnBench) -> None:
-    async def test(bench: Bench) -> None:
-        late, corrected = bench.time(KNOWN - 1), bench.time(KNOWN - 2)
-        known = bench.recent.until(bench.recent.newest).values
-        before = known[-2, 1]
-        bench.recent._values[-1, 0] = np.nan
-        receipt = await bench.service.take(
-            [
-                Arrived("s0", late, 61.0),
-                Arrived("s1", corrected, float(before) + 1),
-                Arrived("s2", late, None),
-            ],
-            "test",
-        )
-        assert receipt.counts == {Verdict.LATE: 1, Verdict.CORRECTED: 1, Verdict.NOT_A_NUMBER: 1}
-        known = bench.recent.until(bench.recent.newest).values
-        assert (known[-1, 0], known[-2, 1]) == (61.0, before + 1)
-
-    on_bench(test)
+@beside_the_service
+async def test_late_and_corrected_readings_count_from_the_next_forecast_on(bench: Bench) -> None:
+    late, corrected = bench.time(KNOWN - 1), bench.time(KNOWN - 2)
+    known = bench.recent.until(bench.recent.newest).values
+    before = known[-2, 1]
+    bench.recent._values[-1, 0] = np.nan
+    receipt = await bench.service.take(
+        [
+            Arrived("s0", late, 61.0),
+            Arrived("s1", corrected, float(before) + 1),
+            Arrived("s2", late, None),
+        ],
+        "test",
+    )
+    assert receipt.counts == {Verdict.LATE: 1, Verdict.CORRECTED: 1, Verdict.NOT_A_NUMBER: 1}
+    known = bench.recent.until(bench.recent.newest).values
+    assert (known[-1, 0], known[-2, 1]) == (61.0, before + 1)
 
 
-def test_late_readings_of_the_newest_step_make_its_forecast_again_but_not_at_once(on_bench: OnBench) -> None:
-    async def test(bench: Bench) -> None:
-        bench.clock.moment = bench.time(KNOWN) + DEADLINE
-        await bench.service.take(bench.cells(KNOWN, leave_out=(3, 4)), "test")
-        first = await bench.forecast_of(KNOWN)
-        assert first.counts()["full"] < FULL
-        await bench.service.take([Arrived("s3", bench.time(KNOWN), 50.0)], "test")
-        await bench.service.take([Arrived("s4", bench.time(KNOWN), 50.0)], "test")
-        assert bench.service._again_at() == bench.time(KNOWN) + 2 * DEADLINE
-        assert bench.service.latest is first
-        bench.clock.moment = bench.time(KNOWN) + 2 * DEADLINE
-        await come_true(lambda: bench.service.latest is not first, "another forecast")
-        assert bench.service.latest is bench.made[-1]
-        assert (bench.made[-1].step, bench.made[-1].counts()["full"]) == (bench.time(KNOWN), FULL)
-        assert bench.service._again_at() is None
-        await bench.service.take([Arrived("s3", bench.time(KNOWN - 1), 50.0)], "test")  # of an earlier step
-        assert bench.service._again_at() is None
-        bench.service.predictor.repeats = False  # as at a site
-        await bench.service.take([Arrived("s3", bench.time(KNOWN), 51.0)], "test")
-        assert bench.service._again_at() is None
-
-    on_bench(test)
+@beside_the_service
+async def test_late_readings_of_the_newest_step_make_its_forecast_again_but_not_at_once(bench: Bench) -> None:
+    bench.clock.moment = bench.time(KNOWN) + DEADLINE
+    await bench.service.take(bench.cells(KNOWN, leave_out=(3, 4)), "test")
+    first = await bench.forecast_of(KNOWN)
+    assert first.counts()["full"] < FULL
+    await bench.service.take([Arrived("s3", bench.time(KNOWN), 50.0)], "test")
+    await bench.service.take([Arrived("s4", bench.time(KNOWN), 50.0)], "test")
+    assert bench.service._again_at() == bench.time(KNOWN) + 2 * DEADLINE
+    assert bench.service.latest is first
+    bench.clock.moment = bench.time(KNOWN) + 2 * DEADLINE
+    await come_true(lambda: bench.service.latest is not first, "another forecast")
+    assert bench.service.latest is bench.made[-1]
+    assert (bench.made[-1].step, bench.made[-1].counts()["full"]) == (bench.time(KNOWN), FULL)
+    assert bench.service._again_at() is None
+    await bench.service.take([Arrived("s3", bench.time(KNOWN - 1), 50.0)], "test")  # of an earlier step
+    assert bench.service._again_at() is None
+    bench.service.predictor.repeats = False  # as at a site
+    await bench.service.take([Arrived("s3", bench.time(KNOWN), 51.0)], "test")
+    assert bench.service._again_at() is None
 
 
 def test_after_a_gap_a_forecast_is_not_full_before_half_of_its_history_is_there() -> None:
@@ -279,99 +267,90 @@ def test_a_reading_may_be_half_a_step_ahead(small_run: SmallRun, ahead: int, ver
     assert recent.judge(Arrived("s0", clock.now() + ahead * 60, 50.0), clock)[0] is verdict
 
 
-def test_a_forecast_that_has_become_too_old_says_so(on_bench: OnBench, tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        service = bench.service
-        assert not service.is_stale
-        latest = tmp_path / "latest.csv"
-        await come_true(latest.exists, "latest.csv")
-        assert ",no\n" in latest.read_text()
-        serving = service.schedule
-        service.schedule = replace(serving, deadline=1e9)  # as if the next forecast never came
-        bench.clock.moment = bench.time(KNOWN) + 3 * DEADLINE
-        await come_true(lambda: ",yes\n" in latest.read_text(), "latest.csv to say so")
-        assert service.is_stale
-        assert ",no\n" not in latest.read_text()
-        assert service.latest is not None
-        assert b'"stale": true' in service.latest.json(bench.clock.now())
-        service.schedule = serving
-
-    on_bench(test)
+@beside_the_service
+async def test_a_forecast_that_has_become_too_old_says_so(bench: Bench, tmp_path: Path) -> None:
+    service = bench.service
+    assert not service.is_stale
+    latest = tmp_path / "latest.csv"
+    await come_true(latest.exists, "latest.csv")
+    assert ",no\n" in latest.read_text()
+    serving = service.schedule
+    service.schedule = replace(serving, deadline=1e9)  # as if the next forecast never came
+    bench.clock.moment = bench.time(KNOWN) + 3 * DEADLINE
+    await come_true(lambda: ",yes\n" in latest.read_text(), "latest.csv to say so")
+    assert service.is_stale
+    assert ",no\n" not in latest.read_text()
+    assert service.latest is not None
+    assert b'"stale": true' in service.latest.json(bench.clock.now())
+    service.schedule = serving
 
 
 @pytest.mark.parametrize(("days", "full"), [(1, FULL), (30, 0)])  # 30 days ahead, all other readings are lost
-def test_forecasts_begin_again_after_the_clock_was_ahead(
-    on_bench: OnBench, days: int, full: int, caplog: pytest.LogCaptureFixture
+@beside_the_service
+async def test_forecasts_begin_again_after_the_clock_was_ahead(
+    bench: Bench, days: int, full: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(bench: Bench) -> None:
-        service, ahead = bench.service, bench.time(KNOWN) + days * 86_400
-        known = bench.recent.until(bench.recent.newest)
-        service.tracking = open_tracking(service.predictor, lambda: None, known, service.store)
-        bench.clock.moment = ahead
-        await service.take([Arrived("s0", ahead, 50.0)], "test")
-        await come_true(lambda: bench.made[-1].step == ahead, "a forecast of the future")
-        assert not service.is_stale
-        bench.clock.moment = bench.time(KNOWN) + 1
-        assert service.is_stale
-        assert b'"stale": true' in bench.made[-1].json(bench.clock.now())
-        assert b",yes\n" in bench.made[-1].csv(bench.clock.now())
-        await come_true(lambda: bench.recent.newest < ahead, "the end of the future")
-        await service.take(bench.cells(KNOWN), "test")
-        made = await bench.forecast_of(KNOWN)
-        assert made.counts()["full"] == full
-        assert made is service.latest
-        assert not service.is_stale
-        assert caplog.text.count("forecasts begin again") == 1
-        assert service.tracking.watch.row == bench.time(KNOWN) // STEP, "alarms stand still"
-        assert service.report is not None
-        assert not service.report.alarms, "sensors were silent in the future alone"
-
-    on_bench(test)
+    service, ahead = bench.service, bench.time(KNOWN) + days * 86_400
+    known = bench.recent.until(bench.recent.newest)
+    service.tracking = open_tracking(service.predictor, lambda: None, known, service.store)
+    bench.clock.moment = ahead
+    await service.take([Arrived("s0", ahead, 50.0)], "test")
+    await come_true(lambda: bench.made[-1].step == ahead, "a forecast of the future")
+    assert not service.is_stale
+    bench.clock.moment = bench.time(KNOWN) + 1
+    assert service.is_stale
+    assert b'"stale": true' in bench.made[-1].json(bench.clock.now())
+    assert b",yes\n" in bench.made[-1].csv(bench.clock.now())
+    await come_true(lambda: bench.recent.newest < ahead, "the end of the future")
+    await service.take(bench.cells(KNOWN), "test")
+    made = await bench.forecast_of(KNOWN)
+    assert made.counts()["full"] == full
+    assert made is service.latest
+    assert not service.is_stale
+    assert caplog.text.count("forecasts begin again") == 1
+    assert service.tracking.watch.row == bench.time(KNOWN) // STEP, "alarms stand still"
+    assert service.report is not None
+    assert not service.report.alarms, "sensors were silent in the future alone"
 
 
-def test_in_the_hour_that_clocks_repeat_forecasts_and_the_watch_go_on(on_bench: OnBench) -> None:
+@beside_the_service
+async def test_in_the_hour_that_clocks_repeat_forecasts_and_the_watch_go_on(bench: Bench) -> None:
     """With local times its rows take the places of those of the hour before."""
-
-    async def test(bench: Bench) -> None:
-        service, begun = bench.service, KNOWN + 3
-        known = bench.recent.until(bench.recent.newest)
-        service.tracking = open_tracking(service.predictor, lambda: None, known, service.store)
-        set_back = [*range(KNOWN, begun + 12), *range(begun, begun + 13)]
-        for value, row in enumerate(set_back):
-            bench.clock.moment = bench.time(row) - 100
-            await come_true(lambda: bench.recent.newest < bench.clock.moment, "the clock is seen")
-            bench.made.clear()
-            await service.take([replace(one, value=float(value)) for one in bench.cells(row)], "test")
-            await bench.forecast_of(row)
-            assert bench.recent.until(bench.time(row)).values[-1].tolist() == [value] * SENSORS
-        assert service.tracking.watch.row == bench.time(begun + 12) // STEP
-        assert service.tracking.watch.report(str).overall.count > 0, "it has not begun again"
-
-    on_bench(test)
+    service, begun = bench.service, KNOWN + 3
+    known = bench.recent.until(bench.recent.newest)
+    service.tracking = open_tracking(service.predictor, lambda: None, known, service.store)
+    set_back = [*range(KNOWN, begun + 12), *range(begun, begun + 13)]
+    for value, row in enumerate(set_back):
+        bench.clock.moment = bench.time(row) - 100
+        await come_true(lambda: bench.recent.newest < bench.clock.moment, "the clock is seen")
+        bench.made.clear()
+        await service.take([replace(one, value=float(value)) for one in bench.cells(row)], "test")
+        await bench.forecast_of(row)
+        assert bench.recent.until(bench.time(row)).values[-1].tolist() == [value] * SENSORS
+    assert service.tracking.watch.row == bench.time(begun + 12) // STEP
+    assert service.tracking.watch.report(str).overall.count > 0, "it has not begun again"
 
 
-def test_if_the_model_fails_there_is_a_fallback_and_the_service_goes_on(
-    on_bench: OnBench, monkeypatch: pytest.MonkeyPatch
+@beside_the_service
+async def test_if_the_model_fails_there_is_a_fallback_and_the_service_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(bench: Bench) -> None:
-        def broken(_: object) -> None:
-            raise RuntimeError("the model is broken")
+    def broken(_: object) -> None:
+        raise RuntimeError("the model is broken")
 
-        with monkeypatch.context() as patched:
-            patched.setattr(bench.service.predictor, "forecast", broken)
-            bench.clock.moment = bench.time(KNOWN) + 1
-            await bench.service.take(bench.cells(KNOWN), "test")
-            made = await bench.forecast_of(KNOWN)
-        assert made.counts()["fallback"] == SENSORS
-        assert np.isfinite(made.values).all()
-        assert bench.service.problems["model"] == "RuntimeError: the model is broken"
-        bench.clock.moment = bench.time(KNOWN + 1) + 1
-        await bench.service.take(bench.cells(KNOWN + 1), "test")
-        made = await bench.forecast_of(KNOWN + 1)
-        assert made.counts()["full"] == FULL
-        assert "model" not in bench.service.problems
-
-    on_bench(test)
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.service.predictor, "forecast", broken)
+        bench.clock.moment = bench.time(KNOWN) + 1
+        await bench.service.take(bench.cells(KNOWN), "test")
+        made = await bench.forecast_of(KNOWN)
+    assert made.counts()["fallback"] == SENSORS
+    assert np.isfinite(made.values).all()
+    assert bench.service.problems["model"] == "RuntimeError: the model is broken"
+    bench.clock.moment = bench.time(KNOWN + 1) + 1
+    await bench.service.take(bench.cells(KNOWN + 1), "test")
+    made = await bench.forecast_of(KNOWN + 1)
+    assert made.counts()["full"] == FULL
+    assert "model" not in bench.service.problems
 
 
 @pytest.mark.parametrize(
@@ -381,44 +360,42 @@ def test_if_the_model_fails_there_is_a_fallback_and_the_service_goes_on(
         ("PRAGMA query_only = 1", "PRAGMA query_only = 0", "readonly"),  # as on a disk that has become so
     ],
 )
-def test_readings_that_cannot_be_written_are_not_taken_and_forecasts_go_on(
-    on_bench: OnBench, fault: str, mend: str, says: str
+@beside_the_service
+async def test_readings_that_cannot_be_written_are_not_taken_and_forecasts_go_on(
+    bench: Bench, fault: str, mend: str, says: str
 ) -> None:
-    async def test(bench: Bench) -> None:
-        database = bench.service.store._database
-        bench.clock.moment = bench.time(KNOWN) + 1
-        database.execute(fault)
-        many = [*bench.cells(KNOWN), *(Arrived("s0", bench.time(KNOWN - k), k / 7) for k in range(1, 900))]
-        with pytest.raises(StorageError, match=rf"live\.sqlite: cannot be written .*{says}"):
-            await bench.service.take(many, "test")
-        assert not bench.recent.present(bench.time(KNOWN)).any()
-        assert "live.sqlite: cannot be written" in bench.service.problems["disk"]
-        bench.clock.moment = bench.time(KNOWN) + DEADLINE
-        made = await bench.forecast_of(KNOWN)
-        assert made.counts()["fallback"] == 1  # s4, in its gap
-        database.execute(mend)
-        bench.clock.moment = bench.time(KNOWN + 1) + 1
-        await bench.service.take(bench.cells(KNOWN + 1), "test")
-        await bench.forecast_of(KNOWN + 1)
-        assert "disk" not in bench.service.problems
-
-    on_bench(test)
-
-
-def test_a_database_that_is_damaged_under_the_service_is_named_and_forecasts_go_on(on_bench: OnBench) -> None:
-    async def test(bench: Bench) -> None:
-        store = bench.service.store
-        many = [Arrived("s0", bench.time(KNOWN - 1 - k), k / 7) for k in range(900)]
+    database = bench.service.store._database
+    bench.clock.moment = bench.time(KNOWN) + 1
+    database.execute(fault)
+    many = [*bench.cells(KNOWN), *(Arrived("s0", bench.time(KNOWN - k), k / 7) for k in range(1, 900))]
+    with pytest.raises(StorageError, match=rf"live\.sqlite: cannot be written .*{says}"):
         await bench.service.take(many, "test")
-        damage(store)
-        bench.clock.moment = bench.time(KNOWN) + 1
-        with pytest.raises(RunError, match=r"live\.sqlite: is damaged"):
-            await bench.service.take([*bench.cells(KNOWN), replace(many[800], value=1.0)], "test")
-        assert "move it away" in bench.service.problems["disk"]
-        bench.clock.moment = bench.time(KNOWN) + DEADLINE
-        await bench.forecast_of(KNOWN)
+    assert not bench.recent.present(bench.time(KNOWN)).any()
+    assert "live.sqlite: cannot be written" in bench.service.problems["disk"]
+    bench.clock.moment = bench.time(KNOWN) + DEADLINE
+    made = await bench.forecast_of(KNOWN)
+    assert made.counts()["fallback"] == 1  # s4, in its gap
+    database.execute(mend)
+    bench.clock.moment = bench.time(KNOWN + 1) + 1
+    await bench.service.take(bench.cells(KNOWN + 1), "test")
+    await bench.forecast_of(KNOWN + 1)
+    assert "disk" not in bench.service.problems
 
-    on_bench(test)
+
+@beside_the_service
+async def test_a_database_that_is_damaged_under_the_service_is_named_and_forecasts_go_on(
+    bench: Bench,
+) -> None:
+    store = bench.service.store
+    many = [Arrived("s0", bench.time(KNOWN - 1 - k), k / 7) for k in range(900)]
+    await bench.service.take(many, "test")
+    damage(store)
+    bench.clock.moment = bench.time(KNOWN) + 1
+    with pytest.raises(RunError, match=r"live\.sqlite: is damaged"):
+        await bench.service.take([*bench.cells(KNOWN), replace(many[800], value=1.0)], "test")
+    assert "move it away" in bench.service.problems["disk"]
+    bench.clock.moment = bench.time(KNOWN) + DEADLINE
+    await bench.forecast_of(KNOWN)
 
 
 def damage(store: ReadingStore) -> None:
@@ -431,29 +408,26 @@ def damage(store: ReadingStore) -> None:
     store._database.execute("PRAGMA shrink_memory")
 
 
-def test_the_model_is_asked_before_anything_that_may_fail(on_bench: OnBench) -> None:
+@beside_the_service
+async def test_the_model_is_asked_before_anything_that_may_fail(bench: Bench) -> None:
     """A site's predictor tells the server that a step is due; that must not depend on profiles."""
+    predictor, asked = bench.service.predictor, []
 
-    async def test(bench: Bench) -> None:
-        predictor, asked = bench.service.predictor, []
+    class WithoutProfiles(RunPredictor):
+        weekly_profiles = np.zeros((1, 2))  # of another shape than a profile has
 
-        class WithoutProfiles(RunPredictor):
-            weekly_profiles = np.zeros((1, 2))  # of another shape than a profile has
+        def __init__(self) -> None:
+            self.__dict__.update(vars(predictor))
 
-            def __init__(self) -> None:
-                self.__dict__.update(vars(predictor))
+        def forecast(self, readings: Readings) -> Floats:
+            asked.append(readings.times[-1])
+            return super().forecast(readings)
 
-            def forecast(self, readings: Readings) -> Floats:
-                asked.append(readings.times[-1])
-                return super().forecast(readings)
-
-        bench.service.predictor = WithoutProfiles()
-        bench.clock.moment = bench.time(KNOWN) + 1
-        await bench.service.take(bench.cells(KNOWN), "test")
-        await come_true(lambda: "forecast" in bench.service.problems, "the failure")
-        assert [int(time.astype("datetime64[s]").astype(int)) for time in asked] == [bench.time(KNOWN)]
-
-    on_bench(test)
+    bench.service.predictor = WithoutProfiles()
+    bench.clock.moment = bench.time(KNOWN) + 1
+    await bench.service.take(bench.cells(KNOWN), "test")
+    await come_true(lambda: "forecast" in bench.service.problems, "the failure")
+    assert [int(time.astype("datetime64[s]").astype(int)) for time in asked] == [bench.time(KNOWN)]
 
 
 # ---- clocks and times -------------------------------------------------------------------------------------
@@ -514,16 +488,14 @@ def test_old_rows_make_room_for_new_ones(small_run: SmallRun) -> None:
     assert np.isnan(recent.until(recent.newest).values).all()
 
 
-def test_whoever_listens_cannot_stop_the_service(on_bench: OnBench) -> None:
-    async def test(bench: Bench) -> None:
-        def broken(_: Forecast) -> None:
-            raise ValueError("a listener is broken")
+@beside_the_service
+async def test_whoever_listens_cannot_stop_the_service(bench: Bench) -> None:
+    def broken(_: Forecast) -> None:
+        raise ValueError("a listener is broken")
 
-        bench.service.listeners.append(broken)
-        for row in (KNOWN, KNOWN + 1):
-            bench.clock.moment = bench.time(row) + 1
-            await bench.service.take(bench.cells(row), "test")
-            await bench.forecast_of(row)
-        assert bench.service.problems["forecast"] == "ValueError: a listener is broken"
-
-    on_bench(test)
+    bench.service.listeners.append(broken)
+    for row in (KNOWN, KNOWN + 1):
+        bench.clock.moment = bench.time(row) + 1
+        await bench.service.take(bench.cells(row), "test")
+        await bench.forecast_of(row)
+    assert bench.service.problems["forecast"] == "ValueError: a listener is broken"
