@@ -106,11 +106,9 @@ def blurs_of(run: Run) -> dict[str, float]:
         return {"": run.config.privacy.blur}
     if not run.started:
         raise RunError(run.folder, "has not begun yet, so that no site has told its blur")
-    try:
+    with run.reading_events():
         recorded = run.events()[0]["data"]["blur"]
         return {site: float(blur) for site, blur in recorded.items() if blur is not None}
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise RunError(run.folder, "its events are damaged") from error
 
 
 # ---- what was asked for ---------------------------------------------------------------------------------
@@ -123,7 +121,7 @@ def _blurs_and_step(
     if folder is None:
         seconds = None if step is None else _seconds("--step", step)
         if readings is not None and step is None:
-            seconds = float(readings.step.astype("timedelta64[s]").astype(int))
+            seconds = float(readings.step_seconds)
         if blur is not None:
             return {"": _checked(blur)}, seconds
         if readings is None:

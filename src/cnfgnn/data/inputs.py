@@ -178,6 +178,3 @@ def ending_covariates(readings: Readings, end: int) -> list[str]:
             last = str(np.datetime64(until, "s")).replace("T", " ")
             sentences.append(f"covariate {one.name} is not known from {last} on, so its last value is used")
     return sentences
-
-
-# ---- for the model --------------------------------------------------------------------------------------

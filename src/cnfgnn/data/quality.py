@@ -397,9 +397,16 @@ def training_ranges(readings: Readings, config: DataConfig) -> list[tuple[float,
     """
     used = clean(readings, config)
     until = _training_rows(used, config)
+    return value_ranges(used.values[:until].T, used.missing[:until].T)
+
+
+def value_ranges(
+    values: npt.NDArray[np.floating], missing: npt.NDArray[np.bool_]
+) -> list[tuple[float, float] | None]:
+    """The lowest and the highest reading of each sensor (n T); None for a sensor without readings."""
     ranges: list[tuple[float, float] | None] = []
-    for column in range(len(used.ids)):
-        known = used.values[:until, column][~used.missing[:until, column]]
+    for own, absent in zip(values, missing, strict=True):
+        known = own[~absent]
         ranges.append((float(known.min()), float(known.max())) if len(known) else None)
     return ranges
 

@@ -156,8 +156,6 @@ def _saved_by(run: Run, party: str, otherwise: Mapping[str, Tensor]) -> Mapping[
 
 def _trained_sensors(run: Run) -> list[str]:
     """The run's sensors without those that inductive training left out."""
-    try:
+    with run.reading_events():
         seen = run.events()[0].get("seen") or [True] * len(run.data.sensors)
-    except (AttributeError, IndexError) as error:
-        raise RunError(run.folder, "its events are damaged") from error
     return [sensor for sensor, did_train in zip(run.data.sensors, seen, strict=True) if did_train]

@@ -30,6 +30,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import DataDescription, describe, fingerprint
 from cnfgnn.data.inputs import used_inputs
 from cnfgnn.data.series import Scaler
+from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError, DataError, RunError
 from cnfgnn.files import holding_lock, make_folder, write_whole
 from cnfgnn.runs.checkpoints import FolderStore
@@ -101,6 +102,12 @@ class Run:
         return self.manifest.data
 
     @property
+    def windows(self) -> Windows:
+        """All windows of the data that the run is trained on."""
+        d = self.config.data
+        return Windows.of(self.data.rows, d.history, d.horizon, d.shares, self.data.name)
+
+    @property
     def started(self) -> bool:
         """Whether training has begun: the first event is written and the scale of the readings is known."""
         return self.manifest.events > 0
@@ -169,17 +176,23 @@ class Run:
         """All events up to the last commit, in order."""
         return self._log.read(self.manifest.events)
 
+    @contextmanager
+    def reading_events(self) -> Iterator[None]:
+        """Inside, an event that lacks what is looked up in it, or has it in another type, is damaged."""
+        try:
+            yield
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise RunError(self._log.path, "is damaged: an entry is missing or has the wrong type") from error
+
     def test(self) -> dict[str, Any]:
         """The last event of a finished run: its errors on the test split."""
         event = self.events()[-1]
         if event.get("event") != "test":
             raise RunError(self.folder, "has not been evaluated on its test split yet: resume it")
-        try:
+        with self.reading_events():
             for errors in (event["overall"], *event["per_step"], event["seen"], event["unseen"]):
                 if errors is not None:
                     Errors.read(errors)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise RunError(self._log.path, "is damaged: an entry is missing or has the wrong type") from error
         return event
 
     # ---- changes ------------------------------------------------------------------------------------

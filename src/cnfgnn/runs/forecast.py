@@ -112,14 +112,10 @@ def _why_none(run: Run) -> str:
 
 def first_row_after_training(run: Run, readings: Readings) -> int:
     """The row of these readings at which the first test window of the run's training begins."""
-    d = run.config.data
-    windows = Windows.of(run.data.rows, d.history, d.horizon, d.shares, run.data.name)
-    try:
+    with run.reading_events():
         began = np.datetime64(run.events()[0]["data"]["from"])
-    except (IndexError, KeyError, TypeError, ValueError) as error:
-        raise RunError(run.folder, "its events are damaged") from error
     passed = (began - readings.times[0]) / readings.step
-    return round(float(passed)) + int(windows.starts["test"][0])
+    return round(float(passed)) + int(run.windows.starts["test"][0])
 
 
 def unusual_inputs(run: Run, data: Dataset) -> tuple[Finding, ...]:
@@ -145,15 +141,13 @@ def unknown_ahead(run: Run, data: Dataset) -> list[str]:
 
 def _recorded_ranges(run: Run) -> dict[str, tuple[float, float] | None]:
     """The lowest and the highest training reading of each sensor that has one."""
-    try:
+    ranges: dict[str, tuple[float, float] | None] = {}
+    with run.reading_events():
         recorded = run.events()[0]["data"]
-        ranges: dict[str, tuple[float, float] | None] = {}
         for sensor, bounds in zip(recorded["sensors"], recorded.get("ranges") or [], strict=False):
             if bounds:
                 low, high = bounds
                 ranges[sensor] = (float(low), float(high))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise RunError(run.folder, "its events are damaged") from error
     return ranges
 
 

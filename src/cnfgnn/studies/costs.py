@@ -7,7 +7,6 @@ from typing import Any
 
 from cnfgnn.algorithm.messages.cost import GIB, Size, operations, training_bytes
 from cnfgnn.algorithm.methods import method_of, preset
-from cnfgnn.errors import RunError
 from cnfgnn.models.gru import NodeModel
 from cnfgnn.runs.folder import Run
 from cnfgnn.studies.lines import METHOD, NAMES, Line, Study
@@ -105,12 +104,10 @@ def counted(study: Study) -> Table:
 
 def _by_formula(run: Run, study: Study) -> int:
     """The paper's formula with the true number of parameters."""
-    start, graph = run.events()[0], study.data.graph
-    try:
+    graph = study.data.graph
+    with run.reading_events():
+        start = run.events()[0]
         parameters, windows = int(start["parameters"]["node"]), int(start["windows"]["train"])
-    except (KeyError, TypeError, ValueError) as error:
-        path = run.folder / "events.jsonl"
-        raise RunError(path, "is damaged: an entry is missing or has the wrong type") from error
     edges = int((graph.senders != graph.receivers).sum())
     size = Size(graph.nodes, edges, parameters, windows * run.config.model.hidden)
     return training_bytes(run.config.method, size, run.progress.best.r_g, run.config.training.server_rounds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
@@ -57,6 +58,15 @@ styled = matplotlib.rc_context(STYLE)  # a decorator: the style holds while the 
 
 def figure(size: tuple[float, float] = SIZE) -> Figure:
     return Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
+
+
+def name_methods(figure: Figure, methods: Iterable[str]) -> None:
+    """A legend beside the axes: the line of each method in this order, and the dot of its best round."""
+    handles = [
+        Line2D([], [], color=colour(k), linestyle=dash(k), label=name) for k, name in enumerate(methods)
+    ]
+    handles.append(Line2D([], [], color=INK, marker="o", markersize=4.5, linestyle="", label="best round"))
+    figure.legend(handles=handles, loc="outside right upper")
 
 
 def colour(number: int) -> str:

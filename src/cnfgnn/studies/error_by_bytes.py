@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from cnfgnn.studies.drawing import INK, axis_margin, colour, dash, figure, styled
+from cnfgnn.studies.drawing import axis_margin, colour, dash, figure, name_methods, styled
 
 Curve = Sequence[tuple[float, float]]
 """Bytes of one node so far, and the validation error then, round by round."""
@@ -39,11 +38,7 @@ def error_by_bytes(curves: Mapping[str, Sequence[Curve]], title: str) -> Figure:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _amount(x)))
     axes.set(title=title, xlabel="bytes per node in training", ylabel="lowest validation RMSE so far")
-    handles = [
-        Line2D([], [], color=colour(k), linestyle=dash(k), label=name) for k, name in enumerate(curves)
-    ]
-    handles.append(Line2D([], [], color=INK, marker="o", markersize=4.5, linestyle="", label="best round"))
-    fig.legend(handles=handles, loc="outside right upper")
+    name_methods(fig, curves)
     return fig
 
 

@@ -23,7 +23,6 @@ from cnfgnn.runs.simulation import seen_sensors
 from cnfgnn.studies.drawing import (
     COLOURS,
     FAINT,
-    INK,
     SIZE,
     Floats,
     LabelledPoint,
@@ -32,6 +31,7 @@ from cnfgnn.studies.drawing import (
     dash,
     figure,
     label_points,
+    name_methods,
     styled,
 )
 from cnfgnn.studies.drawing import save as save
@@ -68,11 +68,7 @@ def validation_curves(curves: Mapping[str, Sequence[Sequence[float]]], title: st
     longest = max(len(values) for seeds in curves.values() for values in seeds)
     axes.set(title=title, xlabel="global round", ylabel="validation RMSE", xlim=(0.7, 1.02 * longest + 0.3))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    handles = [
-        Line2D([], [], color=colour(k), linestyle=dash(k), label=method) for k, method in enumerate(curves)
-    ]
-    handles.append(Line2D([], [], color=INK, marker="o", markersize=4.5, linestyle="", label="best round"))
-    fig.legend(handles=handles, loc="outside right upper")
+    name_methods(fig, curves)
     return fig
 
 

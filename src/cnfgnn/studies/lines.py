@@ -159,7 +159,7 @@ def masked_table(
 ) -> Table:
     """Masked errors: overall and at a quarter, half and all of the horizon."""
     horizon = len(lines[0].tests[0]["per_step"])
-    minutes = data.readings.step.astype("timedelta64[s]").astype(int) / 60
+    minutes = data.readings.step_seconds / 60
     steps = reported_steps(horizon)
     columns = [*what, *_errors("all", "")]
     for step in steps:

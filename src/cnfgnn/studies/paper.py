@@ -50,7 +50,7 @@ def forecasting(study: Study) -> Outcome:
     unmasked = Table(
         "forecasting", f"Test errors on {study.data.name}, unmasked", columns, rows, study.notes()
     )
-    return Outcome([unmasked, _masked(study, METHOD), *_intervals(study, METHOD)])
+    return Outcome([unmasked, _masked(study, METHOD, study.lines), *_intervals(study, METHOD)])
 
 
 def strategies(study: Study) -> Outcome:
@@ -81,7 +81,7 @@ def strategies(study: Study) -> Outcome:
     shown = {"curves": drawn}
     if points:  # there are none if no federated method was run
         shown["bytes"] = cost
-    return Outcome([table, _masked(study, METHOD[:1]), *_intervals(study, METHOD[:1])], shown)
+    return Outcome([table, _masked(study, METHOD[:1], study.lines), *_intervals(study, METHOD[:1])], shown)
 
 
 def rounds(study: Study) -> Outcome:
@@ -102,8 +102,7 @@ def rounds(study: Study) -> Outcome:
         lambda line: f"R_s = {line.cells['training.server_rounds']}",
     )
     drawn = partial(figures.error_against_bytes, points, f"R_c, R_s on {study.data.name}")
-    masked = masked_table("rounds-masked", _masked_title(study), [*study.baselines, *lines], study.data, what)
-    return Outcome([table, masked], {"bytes": drawn})
+    return Outcome([table, _masked(study, what, lines)], {"bytes": drawn})
 
 
 def inductive(study: Study) -> Outcome:
@@ -134,10 +133,7 @@ def inductive(study: Study) -> Outcome:
             figures.Inductive(line.cells["training.seen"], means[0] or float("nan"), means[1], means[2])
         )
     drawn = partial(figures.inductive, points, f"Inductive learning on {study.data.name}")
-    masked = masked_table(
-        "inductive-masked", _masked_title(study), [*study.baselines, *lines], study.data, what
-    )
-    return Outcome([table, masked], {"inductive": drawn})
+    return Outcome([table, _masked(study, what, lines)], {"inductive": drawn})
 
 
 def enough_seen(data: Dataset, share: float) -> bool:
@@ -242,17 +238,14 @@ def _published(study: Study) -> list[Column]:
     return [Column("published", f"RMSE {study.published()}")] if study.network else []
 
 
-def _masked(study: Study, what: Sequence[Column]) -> Table:
-    lines = [*study.baselines, *study.lines]
-    return masked_table(f"{study.name}-masked", _masked_title(study), lines, study.data, what)
+def _masked(study: Study, what: Sequence[Column], lines: Sequence[Line]) -> Table:
+    """Masked errors of these lines, below those of the baselines."""
+    title = f"Test errors on {study.data.name}, masked"
+    return masked_table(f"{study.name}-masked", title, [*study.baselines, *lines], study.data, what)
 
 
 def _intervals(study: Study, what: Sequence[Column]) -> list[Table]:
     return interval_tables(study.name, study.data, study.lines, what)
-
-
-def _masked_title(study: Study) -> str:
-    return f"Test errors on {study.data.name}, masked"
 
 
 def _gib(line: Line) -> Mean | None:

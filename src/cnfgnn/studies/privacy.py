@@ -101,11 +101,8 @@ def copies_bytes(run: Run, data: Dataset) -> float:
     windows = Windows.of(len(data.readings.times), d.history, d.horizon, d.shares, data.readings.source)
     last = int(np.concatenate([windows.starts["train"], windows.starts["validation"]]).max())
     sent = ~mask_codes(data.readings, d).missing[: last + windows.length]
-    try:
+    with run.reading_events():
         weights = int(run.events()[0]["parameters"]["node"])
-    except (IndexError, KeyError, TypeError, ValueError) as error:
-        path = run.folder / "events.jsonl"
-        raise RunError(path, "is damaged: an entry is missing or has the wrong type") from error
     readings = int(sent.sum()) / len(data.readings.ids)
     return BYTES_OF_A_READING * readings + BYTES_OF_A_WEIGHT * weights
 

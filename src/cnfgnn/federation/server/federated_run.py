@@ -22,7 +22,7 @@ from cnfgnn.attack.recording import RECORDING_FILE, Recorder
 from cnfgnn.data.description import DataDescription, FederatedData
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.inputs import NO_INPUTS, InputCounts, InputNames
-from cnfgnn.data.windows import SPLITS, Windows
+from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import ConfigError, DataError, RunError
 from cnfgnn.federation.project import Project
 from cnfgnn.federation.run_names import name_in_requests
@@ -94,11 +94,6 @@ def terms_of(run: Run) -> Terms:
     data, federated = run.data, federated_data(run)
     name = name_in_requests(run.folder.name, federated.id)
     return Terms(federated.first, data.step_seconds, data.rows, run.config.compute.precision, name)
-
-
-def windows_of(run: Run) -> Windows:
-    d = run.config.data
-    return Windows.of(run.data.rows, d.history, d.horizon, d.shares, run.data.name)
 
 
 def memory_plan_of(run: Run) -> MemoryPlan | None:

@@ -56,9 +56,8 @@ def retrain(context: TaskContext, begin: Begin, train: Train) -> dict[str, Any]:
 def plan_judged(old: Run, span: Span, hold_out: float) -> WindowPlan:
     """Which windows of these time steps to train on, and which neither model has seen."""
     d = old.config.data
-    windows = Windows.of(old.data.rows, d.history, d.horizon, d.shares, old.data.name)
     passed = (federated_data(old).first - span.first) // span.step
-    return plan_rows(d, span.rows, span.step, hold_out, passed + int(windows.starts["test"][0]))
+    return plan_rows(d, span.rows, span.step, hold_out, passed + int(old.windows.starts["test"][0]))
 
 
 def sums_on(context: TaskContext, run: Run, span: Span, starts: Ints) -> Tensor:

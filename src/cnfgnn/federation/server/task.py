@@ -27,7 +27,6 @@ from cnfgnn.federation.server.federated_run import (
     first_event,
     keep_recording,
     terms_of,
-    windows_of,
 )
 from cnfgnn.federation.server.live.models import FederatedModels
 from cnfgnn.federation.server.live.task import LiveLoop
@@ -84,7 +83,7 @@ def _train(context: TaskContext) -> dict[str, Any]:
 def _trained(context: TaskContext, run: Run) -> Result:
     watcher = StatusWatcher(context.status, federated_data(run).sites)
     scaler = run.scaler if run.started else None
-    terms, windows = terms_of(run), windows_of(run)
+    terms, windows = terms_of(run), run.windows
 
     def set_up() -> Experiment:
         # A run that has weights of its own does not begin with those of an earlier one.
@@ -161,7 +160,7 @@ def _run_with_a_round(context: TaskContext, folder: Path) -> Run:
 
 def _evaluate(context: TaskContext) -> dict[str, Any]:
     run = _run_with_a_round(context, context.folder)
-    experiment = context.set_up_best(run, terms_of(run), windows_of(run))
+    experiment = context.set_up_best(run, terms_of(run), run.windows)
     split: Any = context.task.split
     scores = evaluate(experiment, split)
     return {

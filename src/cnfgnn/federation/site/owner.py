@@ -28,12 +28,12 @@ from cnfgnn.algorithm.owner import Owner, may_be_told
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.inputs import ending_covariates
 from cnfgnn.data.prepared_series import SUMS
-from cnfgnn.data.quality import out_of_range
+from cnfgnn.data.quality import out_of_range, value_ranges
 from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, DataError, RunError, StorageError
 from cnfgnn.federation.site.ranges import live_intervals
-from cnfgnn.federation.site.readings import SiteData, first_rows, value_ranges
+from cnfgnn.federation.site.readings import SiteData, first_rows
 from cnfgnn.federation.site.run_readings import RunReadings
 from cnfgnn.federation.site.status import SiteStatus
 from cnfgnn.federation.site.store import OwnerStore, SiteStore
@@ -119,8 +119,8 @@ class SiteOwner(Owner):
         self.truth = self._readings_to_use()
         super().prepare()
         if not self.nodes.windows.ahead and not self.own_store.read_ranges():
-            ranges = zip(self.site_data.truth.ids, value_ranges(self.truth), strict=True)
-            self.own_store.write_ranges(dict(ranges))
+            found = value_ranges(self.truth.values, self.truth.missing)
+            self.own_store.write_ranges(dict(zip(self.site_data.truth.ids, found, strict=True)))
 
     def _readings_to_use(self) -> Series:
         """The true readings at the times at which the nodes use the copy."""

@@ -253,15 +253,6 @@ def first_rows(series: Series, rows: int) -> Series:
     return Series(values, missing, series.time_of_day, series.weekday, others, series.seconds)
 
 
-def value_ranges(series: Series) -> tuple[tuple[float, float] | None, ...]:
-    """Each node's minimum and maximum; None for a node without readings."""
-    ranges: list[tuple[float, float] | None] = []
-    for values, missing in zip(series.values, series.missing, strict=True):
-        known = values[~missing]
-        ranges.append((float(known.min()), float(known.max())) if len(known) else None)
-    return tuple(ranges)
-
-
 def digest(series: Series, terms: Terms) -> str:
     """A SHA-256 digest of all readings and their timestamps."""
     sha = hashlib.sha256(repr((terms.first, terms.step, series.values.shape)).encode())
