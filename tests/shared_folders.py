@@ -1,4 +1,4 @@
-"""Folders that tests in several processes share, because filling them takes long."""
+"""Folders that several tests need: some that take long to fill, and one that nobody can remove."""
 
 from __future__ import annotations
 
@@ -22,3 +22,14 @@ def made_once(place: pytest.TempPathFactory, name: str, fill: Callable[[Path], N
             fill(folder)
             (folder / ".filled").touch()
     return folder
+
+
+def make_too_deep(folder: Path) -> None:
+    """Make folders within folders in this one, more than can be removed."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)

@@ -23,6 +23,7 @@ from cnfgnn.federation.site.engine_process import KEPT_BYTES, hand_over, let_oth
 from cnfgnn.federation.site.supervisor import _checked
 from cnfgnn.federation.site.workers import CHANGED, ENDING, Worker, Workers
 from cnfgnn.federation.site_task import SiteTask
+from tests.shared_folders import make_too_deep
 from tests.waiting import wait_for
 
 
@@ -33,13 +34,7 @@ def test_a_workspace_is_new_whatever_the_engine_before_has_left(tmp_path: Path) 
     (first / "log.txt").write_bytes(b"x" * KEPT_BYTES + b"last")
     (first / "refused.json").symlink_to(secret)
     (first / "closed").mkdir(0o000)
-    here = os.open(first, os.O_RDONLY)
-    for _ in range(1500):  # deeper than can be removed
-        os.mkdir("d", dir_fd=here)
-        below = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = below
-    os.close(here)
+    make_too_deep(first)
     before = first.stat().st_ino
     second = new_workspace(tmp_path)
     assert second.stat().st_ino != before

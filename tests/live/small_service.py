@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.files.export import write_folder
@@ -27,6 +28,7 @@ from cnfgnn.live.options import LiveSettings
 from cnfgnn.live.start import LiveProcess
 from cnfgnn.live.web.token_file import read_token
 from cnfgnn.runs.folder import Run
+from cnfgnn.runs.forecast import forecast_run
 from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import network, small
 from tests.waiting import WITHIN, wait_for
@@ -76,6 +78,15 @@ def make_small_run(place: Path, method: str = "cnfgnn-plus", **changes: object) 
 
 def readings_like(data: Dataset, values: np.ndarray) -> Readings:
     return replace(data.readings, values=values, missing=np.isnan(values))
+
+
+def check_forecast(found: dict[str, Any], run: Run, data: Dataset) -> pd.DataFrame:
+    """What a service forecasts is what its run forecasts from these readings, which is returned."""
+    expected = forecast_run(run, data)
+    for sensor, told in found["sensors"].items():
+        if told["quality"] != "fallback":
+            np.testing.assert_allclose(told["values"], expected[sensor], atol=1e-4)
+    return expected
 
 
 @dataclass

@@ -24,7 +24,7 @@ from cnfgnn.data.readings import rows_of
 from cnfgnn.files import write_whole
 from cnfgnn.runs.forecast import forecast_run
 from tests.commands import COMMAND, ENVIRONMENT, said
-from tests.live.small_service import KNOWN, LiveCommand, SmallRun, make_small_run
+from tests.live.small_service import KNOWN, LiveCommand, SmallRun, check_forecast, make_small_run
 from tests.waiting import wait_for
 
 FAST = ("--clock", "feed", "--speed", "100", "--deadline", "1", "--poll", "0.05")
@@ -118,10 +118,7 @@ def test_readings_come_from_a_file_that_grows_and_from_new_files(tmp_path: Path)
         for row in range(KNOWN, KNOWN + 3):
             _append(small, row)
             found = service.client.forecast_after(small.row(row)["time"])
-            expected = forecast_run(small.run, small.until(row + 1))
-            for sensor, told in found["sensors"].items():
-                if told["quality"] != "fallback":
-                    np.testing.assert_allclose(told["values"], expected[sensor], atol=1e-4)
+            check_forecast(found, small.run, small.until(row + 1))
         sent = small.row(KNOWN + 3)
         frame = pd.DataFrame([sent["values"]], index=pd.Index([sent["time"]], name="time"))
         frame.to_csv(small.folder / "readings-tuesday.csv")
@@ -190,10 +187,7 @@ def test_files_that_came_while_the_service_was_away_count_when_it_is_back(tmp_pa
     service = started(small, tmp_path / "state")
     try:
         found = service.client.forecast_after(sent["time"])
-        expected = forecast_run(small.run, small.until(KNOWN + 3))
-        for sensor, told in found["sensors"].items():
-            if told["quality"] != "fallback":
-                np.testing.assert_allclose(told["values"], expected[sensor], atol=1e-4)
+        check_forecast(found, small.run, small.until(KNOWN + 3))
     finally:
         service.end()
 

@@ -163,11 +163,16 @@ def calls(draw: st.DrawFn, known: Sizes, request: Verb) -> Call:
     return Call(request.name, request.call({}, "full").numbers, tensors)
 
 
+def sites_with(folder: Path, kinds: tuple[str, str]) -> list[RecordedSites]:
+    """A site with each of two kinds of readings, whose copies are the same."""
+    truths = TwoTruths.of(folder, brief("cnfgnn-private"), city(n=SENSORS, rows=ROWS), kinds)
+    return [RecordedSites(truths, truth, [list(range(SENSORS))]) for truth in truths]
+
+
 @quick_fits()
 def check_that_nothing_is_learned(folder: Path, data: st.DataObject) -> None:
     kinds = data.draw(st.tuples(*[st.sampled_from(list(TRUTHS))] * 2), "truths")
-    truths = TwoTruths.of(folder, brief("cnfgnn-private"), city(n=SENSORS, rows=ROWS), kinds)
-    sites = [RecordedSites(truths, truth, [list(range(SENSORS))]) for truth in truths]
+    sites = sites_with(folder, kinds)
     senders = [Sender(site.ends[0], site.terms) for site in sites]
     known = Sizes(SENSORS)
     for _ in range(data.draw(st.integers(1, 6), "requests")):
@@ -242,10 +247,7 @@ def attack(sender: Sender, times: int) -> list[bytes]:
 
 
 def test_an_attack_gets_the_same_from_both(tmp_path: Path) -> None:
-    truths = TwoTruths.of(
-        tmp_path, brief("cnfgnn-private"), city(n=SENSORS, rows=ROWS), ("plain", "shuffled")
-    )
-    sites = [RecordedSites(truths, truth, [list(range(SENSORS))]) for truth in truths]
+    sites = sites_with(tmp_path, ("plain", "shuffled"))
     one, other = (attack(Sender(site.ends[0], site.terms), 5) for site in sites)
     assert one == other
     assert len(set(one)) == len(one)  # the windows do make a difference
@@ -256,11 +258,8 @@ def test_an_attack_gets_the_same_from_both(tmp_path: Path) -> None:
 def test_the_attack_would_see_hidden_states_of_true_readings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    truths = TwoTruths.of(
-        tmp_path, brief("cnfgnn-private"), city(n=SENSORS, rows=ROWS), ("plain", "shuffled")
-    )
     LEAKS["h_c of true readings"](Leaky(monkeypatch))
-    sites = [RecordedSites(truths, truth, [list(range(SENSORS))]) for truth in truths]
+    sites = sites_with(tmp_path, ("plain", "shuffled"))
     one, other = (attack(Sender(site.ends[0], site.terms), 2) for site in sites)
     assert one != other
 

@@ -171,7 +171,7 @@ class Server(ABC):
         """Continue from a saved state, bit for bit; `to_learn` also restores what only training needs."""
         state = self.store.read(tag)
         self.nodes.restore(tag)
-        self.step, self.phase = int(state["step"]), int(state.get("phase", 0))
+        self.step, self.phase = int(state["step"]), int(state["phase"])
         self.theta_bar = part(state, "theta_bar.", self.graph.weights.device) or None
         if self.theta_bar is not None:  # for a site that was away when the others saved theirs
             with self.nodes.recovering():

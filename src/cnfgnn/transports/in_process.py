@@ -45,11 +45,7 @@ class InProcess:
                 replies = run(owner, [for_rows(call, where) for call in calls])
             answers.append((where, replies))
             present[where] = True
-        joined = [
-            gathered([(where, replies[k]) for where, replies in answers], len(rows))
-            for k in range(len(calls))
-        ]
-        return Payload(joined, present)
+        return Payload(gathered(answers, len(calls), len(rows)), present)
 
     def wait(self, answered: Tensor) -> bool:
         """Never wait: a group is away until the caller removes it from `away`."""

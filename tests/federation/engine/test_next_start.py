@@ -19,6 +19,7 @@ from cnfgnn.errors import StorageError
 from cnfgnn.federation.engine import client
 from cnfgnn.federation.frames import Frames
 from cnfgnn.federation.kits.engine_files import SITE_PROGRAM, engine_environment
+from tests.shared_folders import make_too_deep
 
 USER_PACKAGES = f".local/lib/python{sysconfig.get_python_version()}/site-packages"
 LEFT_BEHIND = "import pathlib; pathlib.Path({!r}).touch()"
@@ -101,13 +102,7 @@ def test_what_cannot_be_removed_is_moved_aside(tmp_path: Path) -> None:
         (workspace / name).mkdir(parents=True)
     (workspace / "transfer").symlink_to(outside)
     (workspace / "startup" / "left").symlink_to(outside)
-    here = os.open(workspace / "local", os.O_RDONLY)
-    for _ in range(1500):  # deeper than can be removed
-        os.mkdir("d", dir_fd=here)
-        below = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = below
-    os.close(here)
+    make_too_deep(workspace / "local")
     for _ in range(2):
         client.write_workspace(workspace, {"local/site.json": "new", "startup/client.key": "key"})
         found = {path.name for path in workspace.iterdir() if not path.name.startswith(client.ASIDE)}

@@ -30,7 +30,7 @@ from cnfgnn.live.options import FEED, LiveSettings
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run
 from tests.commands import said
-from tests.live.small_service import KNOWN, LiveCommand, SmallRun, make_small_run, serving
+from tests.live.small_service import KNOWN, LiveCommand, SmallRun, check_forecast, make_small_run, serving
 from tests.live.web.test_service_pages import next_event
 from tests.waiting import wait_for
 
@@ -252,14 +252,6 @@ def ranges_of(run: Run, data: Dataset, found: dict[str, Any]) -> None:
         np.testing.assert_allclose(low, table[f"{sensor} low 80"].to_numpy(), rtol=3e-3, atol=1e-3)
 
 
-def forecast_of(run: Run, data: Dataset, found: dict[str, Any]) -> None:
-    """Check that a forecast is the one that a run makes of these readings."""
-    expected = forecast_run(run, data)
-    for sensor, told in found["sensors"].items():
-        if told["quality"] != "fallback":
-            np.testing.assert_allclose(told["values"], expected[sensor], atol=1e-4)
-
-
 @pytest.mark.slow
 def test_the_service_follows_the_record_without_a_missed_step(own_run: SmallRun, tmp_path: Path) -> None:
     state = tmp_path / "state"
@@ -283,7 +275,7 @@ def test_the_service_follows_the_record_without_a_missed_step(own_run: SmallRun,
         client.post(own_run.full_row(171))
         found = client.forecast_after(own_run.row(171)["time"])
         data = at_hand(own_run.run, replace(SETTINGS, data=own_run.folder), state, True).data
-        forecast_of(Run.open(models.folder(training.model)), data, found)
+        check_forecast(found, Run.open(models.folder(training.model)), data)
         ranges_of(Run.open(models.folder(training.model)), data, found)
         assert client.get("/watch").json["alarms"] == before
         assert b"cnfgnn_live_skipped_steps_total 0.0" in client.get("/metrics").body
@@ -295,7 +287,7 @@ def test_the_service_follows_the_record_without_a_missed_step(own_run: SmallRun,
         client.post(own_run.full_row(172))
         found = client.forecast_after(own_run.row(172)["time"])
         data = at_hand(own_run.run, replace(SETTINGS, data=own_run.folder), state, True).data
-        forecast_of(own_run.run, data, found)
+        check_forecast(found, own_run.run, data)
     assert "nothing to go back to" in said(
         "live", "rollback", own_run.run.folder, "--state", state, fails=True
     )

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from cnfgnn.errors import CnfgnnError, RunError, StorageError
@@ -20,9 +19,8 @@ from cnfgnn.live.options import FEED, LiveSettings
 from cnfgnn.live.start import LiveProcess
 from cnfgnn.live.web import pages
 from cnfgnn.live.web.service_pages import Rate
-from cnfgnn.runs.forecast import forecast_run
 from tests.conftest import HORIZON
-from tests.live.small_service import KNOWN, Client, SmallRun, serving
+from tests.live.small_service import KNOWN, Client, SmallRun, check_forecast, serving
 from tests.waiting import wait_for
 
 
@@ -52,10 +50,7 @@ def test_readings_that_are_sent_give_the_forecasts_of_the_command(
             sent = small_run.row(row)
             assert client.post(sent).json["stored"] == len(sent["values"])
             found = client.forecast_after(sent["time"])
-            expected = forecast_run(small_run.run, small_run.until(row + 1))
-            for sensor, told in found["sensors"].items():
-                if told["quality"] != "fallback":
-                    np.testing.assert_allclose(told["values"], expected[sensor], atol=1e-4)
+            expected = check_forecast(found, small_run.run, small_run.until(row + 1))
         assert found["times"] == [str(t.to_datetime64().astype("datetime64[s]")) for t in expected.index]
 
 

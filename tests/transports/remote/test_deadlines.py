@@ -163,6 +163,19 @@ def test_a_site_at_work_is_late_after_its_deadline() -> None:
 # ---- both ends --------------------------------------------------------------------------------------------
 
 
+def blocked_disk(wires: Wires) -> threading.Event:
+    """The second site saves nothing until this is set."""
+    clients: Any = wires.owner(1).nodes
+    save, disk = clients.save, threading.Event()
+
+    def blocked(**more: Any) -> None:
+        disk.wait()
+        save(**more)
+
+    clients.save = blocked
+    return disk
+
+
 @pytest.mark.slow
 def test_a_site_that_is_at_work_for_ever_is_left_out_named_and_caught_up_later(
     data: Dataset, monkeypatch: pytest.MonkeyPatch
@@ -170,17 +183,10 @@ def test_a_site_that_is_at_work_for_ever_is_left_out_named_and_caught_up_later(
     monkeypatch.setattr(endpoint, "REPORTS_WORKING_AFTER", 0.02)
     wires = Wires(data, small("at-fedavg"))
     transport = wires.transport()
-    strategy, site, disk = server(federated(wires, transport)), transport.parties[1], threading.Event()
+    strategy, site = server(federated(wires, transport)), transport.parties[1]
     strategy.round(1)
     strategy.score("validation")
-    clients: Any = wires.owner(1).nodes
-    save = clients.save
-
-    def blocked(**more: Any) -> None:
-        disk.wait()
-        save(**more)
-
-    clients.save = blocked
+    disk = blocked_disk(wires)
     with monkeypatch.context() as hurried:
         hurried.setattr(site.pace, "deadline", lambda work: 0.3)
         strategy.save("round-00001", ())
@@ -206,15 +212,8 @@ def test_where_a_late_site_is_needed_training_pauses_until_it_is_done(
     monkeypatch.setattr(endpoint, "REPORTS_WORKING_AFTER", 0.02)
     wires = Wires(data, small("gru-fedavg"))
     transport = wires.transport(min_sites=3)
-    strategy, site, disk = server(federated(wires, transport)), transport.parties[1], threading.Event()
-    clients: Any = wires.owner(1).nodes
-    save = clients.save
-
-    def blocked(**more: Any) -> None:
-        disk.wait()
-        save(**more)
-
-    clients.save = blocked
+    strategy, site = server(federated(wires, transport)), transport.parties[1]
+    disk = blocked_disk(wires)
     monkeypatch.setattr(site.pace, "deadline", lambda work: 1800.0 if site.late else 0.3)
     paused: list[bool] = []
     transport.changed = lambda: paused.append(transport.waiting)

@@ -82,8 +82,15 @@ def for_rows(call: Call, rows: Tensor) -> Call:
     return Call(call.verb, call.numbers, tensors)
 
 
-def gathered(parts: Sequence[tuple[Tensor, Mapping[str, Tensor]]], n: int) -> Mapping[str, Tensor]:
-    """The answers of several groups as one, node-major; zeros for nodes that did not answer."""
+def gathered(
+    answered: Sequence[tuple[Tensor, Sequence[Mapping[str, Tensor]]]], calls: int, n: int
+) -> list[Mapping[str, Tensor]]:
+    """The answers of several groups to so many calls as one, node-major; zeros for nodes that did not answer.
+    Each group has its rows and an answer to each call."""
+    return [_joined([(where, replies[k]) for where, replies in answered], n) for k in range(calls)]
+
+
+def _joined(parts: Sequence[tuple[Tensor, Mapping[str, Tensor]]], n: int) -> Mapping[str, Tensor]:
     if not parts:
         return {}
     rows, first = parts[0]

@@ -88,13 +88,7 @@ class LiveTransport(RemoteTransport):
             if len(where) and (replies := self._prepared(site, [for_rows(call, where) for call in calls])):
                 present[where] = True
                 joined.append((where, replies))
-        return Payload(
-            [
-                gathered([(where, replies[k]) for where, replies in joined], len(rows))
-                for k in range(len(calls))
-            ],
-            present,
-        )
+        return Payload(gathered(joined, len(calls), len(rows)), present)
 
     def _prepared(self, site: Site, calls: Sequence[Call]) -> Replies | None:
         """The site's answers if it is prepared by now; otherwise it soon will be."""
