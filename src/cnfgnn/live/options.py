@@ -83,7 +83,6 @@ class LiveSettings(ServiceOptions):
     )
     speed: float = setting(1.0, "With --clock feed: how fast time passes.", above=0, at_most=100_000)
     client: str = "cnfgnn-live"  # its name at the broker, which keeps readings for it while it is away
-    most_bytes: int = MOST_BYTES
     changes: Mapping[str, Any] = field(default_factory=dict)  # settings of how files are read
     retrain: float | None = setting(  # in seconds
         None, "How often to train beside the service: hourly, daily, weekly, or as in 6h, 2d."

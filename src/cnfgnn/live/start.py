@@ -149,7 +149,7 @@ class ServiceProcess(Door):
         )
         self.model = parts.model(service)
         shown = SensorList(recent, service.clock, service.zone, parts.graph, readings.positions, parts.config)
-        self.web = Web(service, parts.options, self.model, shown, settings.most_bytes)
+        self.web = Web(service, parts.options, self.model, shown)
         self.folder: FolderSource | None = None
         if files is not None:
             followed = files.folder, parts.options, files.file.name, settings.poll, files.inputs

@@ -240,8 +240,11 @@ def test_a_request_that_is_not_http_does_not_stop_the_service(client: Client) ->
 # ---- limits -----------------------------------------------------------------------------------------------
 
 
-def test_an_upload_is_bounded_in_size(small_run: SmallRun, tmp_path: Path) -> None:
-    settings = LiveSettings(data=small_run.folder, state=tmp_path, clock=FEED, most_bytes=1000)
+def test_an_upload_is_bounded_in_size(
+    small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cnfgnn.live.web.service_pages.MOST_BYTES", 1000)
+    settings = LiveSettings(data=small_run.folder, state=tmp_path, clock=FEED)
     with serving(small_run.run, settings) as (_, client):
         assert client.post(b" " * 1001).status == 413
         host, port = client.host.split(":")

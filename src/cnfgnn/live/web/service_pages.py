@@ -94,17 +94,12 @@ class Web(Pages):
     """The handlers of one service."""
 
     def __init__(
-        self,
-        service: LiveService,
-        options: ReadingOptions,
-        served: ServedModel,
-        sensors: SensorList,
-        most_bytes: int = MOST_BYTES,
+        self, service: LiveService, options: ReadingOptions, served: ServedModel, sensors: SensorList
     ) -> None:
         metrics = service.metrics
         super().__init__(ASSETS, metrics.registry, service.stopping.is_set, metrics.requests)
         metrics.streams.set_function(lambda: len(self.streams))
-        self.service, self.options, self.most_bytes = service, options, most_bytes
+        self.service, self.options = service, options
         self.served, self.sensor_list = served, sensors
         self.uploads = Rate(UPLOADS_PER_SECOND, UPLOADS_AT_ONCE)
         self._bytes_under_way = 0
@@ -171,8 +166,8 @@ class Web(Pages):
             raise HTTPException(408, f"the body did not arrive within {BODY_WITHIN:g} seconds") from None
 
     def _check_size(self, count: int) -> None:
-        if count > self.most_bytes:
-            raise HTTPException(413, f"the body is larger than {self.most_bytes} bytes: send it in parts")
+        if count > MOST_BYTES:
+            raise HTTPException(413, f"the body is larger than {MOST_BYTES} bytes: send it in parts")
 
     def _from_json(self, body: bytes) -> list[Arrived]:
         return read_json(body, self.service.zone, self.service.clock.now())
