@@ -230,6 +230,5 @@ def _time(option: str, text: str, otherwise: np.datetime64) -> np.datetime64:
 
 
 def _print_written(out: Path, data: Dataset) -> None:
-    print(
-        f"{out}: {len(data.readings.ids)} sensors, {len(data.readings.times)} rows, {data.graph.edges} edges"
-    )
+    edges = data.graph.edges - data.graph.loops  # as `data describe` counts them
+    print(f"{out}: {len(data.readings.ids)} sensors, {len(data.readings.times)} rows, {edges} edges")
