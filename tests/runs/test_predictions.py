@@ -132,6 +132,16 @@ def test_better_is_said_only_where_the_interval_excludes_zero() -> None:
     assert {row.verdict for row in rows} == {"no difference shown"}
 
 
+def test_runs_that_change_places_at_random_are_rarely_told_apart() -> None:
+    """Also if one is much better as they are; with few days, more often than with many."""
+    few, many = (
+        compare(forecasts(1, 1, days), forecasts(2, 2, days), "rmse", masked=True, days=1, seed=0)[-1].alarms
+        for days in (20, 200)
+    )
+    assert 0.02 < many < 0.08
+    assert many < few < 0.2
+
+
 def test_a_comparison_is_recorded_for_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, error in (("ours", 1.0), ("theirs", 2.0)):
         forecasts(error, 3, days=25).to_parquet(tmp_path / f"{name}.parquet")
@@ -143,6 +153,7 @@ def test_a_comparison_is_recorded_for_the_tables(tmp_path: Path, monkeypatch: py
     assert (found["data"], found["a"], found["b"]) == ("lake", "ours", "theirs")
     assert found["error"] == "masked_rmse"
     assert found["steps"]["all"]["verdict"] == "a is better"
+    assert 0 < found["steps"]["all"]["alarms"] < 0.2
 
 
 @pytest.mark.parametrize("more", [["--days", "7"], ["--data", "lake", "lake/a.parquet"]])
