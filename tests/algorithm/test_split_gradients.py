@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import pytest
 import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute.adam import BETA_1
 from cnfgnn.algorithm.compute.learner import GraphLearner
+from cnfgnn.algorithm.methods import Method, register
 from cnfgnn.algorithm.server import Server
+from cnfgnn.config import outside
+from cnfgnn.data.batch import Batch
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.models.params import own
+from cnfgnn.models.gru import EncoderDecoder
+from cnfgnn.models.params import Params, own
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.transports.in_process import InProcess
 from tests.conftest import small
@@ -44,8 +51,44 @@ def end_to_end(server: Server, clients: Clients) -> tuple[dict[str, Tensor], lis
     return dict(zip(theta, grads, strict=False)), list(grads[len(theta) :])
 
 
-def test_joint_split_learning_equals_end_to_end_autograd(data: Dataset) -> None:
-    server, clients = set_up(data, "sl")
+class Tied(EncoderDecoder):
+    """A node model with weights of any names, one of which the encoder and the decoder share."""
+
+    hidden, embedding = 5, 4
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def init(self, generator: torch.Generator) -> Params:
+        shapes = {"both": (1, 5, 5), "first": (1, 1, 5), "encoder_of_h_G": (1, 4, 5)}
+        return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+    def encode(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        return torch.tanh(batch.x[:, :, -1, :1] @ theta["first"] @ theta["both"])
+
+    def decode(
+        self,
+        theta: Mapping[str, Tensor],
+        batch: Batch,
+        h_c: Tensor,
+        h_G: Tensor | None,
+        truth: Tensor | None = None,
+    ) -> Tensor:
+        from_graph = 0 if h_G is None else h_G @ theta["encoder_of_h_G"]
+        return (h_c + from_graph) @ theta["both"]
+
+
+@pytest.fixture
+def tied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside, "_registered", {})
+    settings = {"model.embedding": 4, "training.optimizer_state": "kept"}
+    register(Method("tied", "Tied", "split", "keep", True, settings=settings, node_model=Tied))
+
+
+@pytest.mark.parametrize("method", ["sl", "tied"])
+@pytest.mark.usefixtures("tied")
+def test_joint_split_learning_equals_end_to_end_autograd(data: Dataset, method: str) -> None:
+    server, clients = set_up(data, method)
     node_grads, gn_grads = end_to_end(server, clients)
     assert server.gn is not None
     draw, windows = next(server.server_batches(1))

@@ -1,14 +1,14 @@
 """Joint split learning at a group of nodes: both sides take a step in every minibatch.
 
-Gradients of the decoder are computed on the way to the server and wait for those of the encoder, which come
-back from it. A minibatch consists of some hundred small kernels: on a GPU they are recorded once and then
-replayed. A recording refers to tensors by their address, so weights are copied to the same place after each
-averaging, and whatever replaces other tensors makes it `forget`.
+Gradients through the decoder are computed on the way to the server and wait for those through the encoder,
+which come back from it. A minibatch consists of some hundred small kernels: on a GPU they are recorded once
+and then replayed. A recording refers to tensors by their address, so weights are copied to the same place
+after each averaging, and whatever replaces other tensors makes it `forget`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from cnfgnn.algorithm.compute.adam import Adam
 from cnfgnn.algorithm.compute.cuda_graphs import RecordingPool, Replay
 from cnfgnn.algorithm.learning_group import active
 from cnfgnn.algorithm.messages.randomness import Draw
+from cnfgnn.errors import ConfigError
 from cnfgnn.models.params import Params, models, own, rows
 
 if TYPE_CHECKING:
@@ -99,16 +100,17 @@ class JointLearning:
         nodes, parts = self.nodes, []
         for few in nodes.memory.within(*h_G.shape[:2]):
             theta = self._at_hand(few)
-            decoder = {name: w for name, w in theta.items() if not name.startswith("encoder")}
             own_h_G = h_G[few].detach().requires_grad_()
             batch = nodes.data.of_nodes(few).batch("train", windows, own_h_G)
             with torch.no_grad(), nodes.compute.autocast():
                 h_c = nodes.model.encode(theta, batch)
             h_c = h_c.detach().requires_grad_()
             losses = nodes.forecaster.losses(theta, batch, own_h_G, truth, h_c)
-            grad_h_G, grad_h_c, *grads = torch.autograd.grad(losses.sum(), [own_h_G, h_c, *decoder.values()])
-            of_decoder = {name: grad.to(nodes.home) for name, grad in zip(decoder, grads, strict=True)}
-            parts.append((grad_h_G, grad_h_c, of_decoder))
+            grad_h_G, grad_h_c, *grads = _gradients(losses.sum(), [own_h_G, h_c, *theta.values()])
+            if grad_h_G is None or grad_h_c is None:
+                raise ConfigError("method", "forecasts of its node model must depend on h_c and on h_G")
+            used = {name: w.to(nodes.home) for name, w in zip(theta, grads, strict=True) if w is not None}
+            parts.append((grad_h_G, grad_h_c, used))
         joined = {name: torch.cat([part[2][name] for part in parts]) for name in parts[0][2]}
         self._waiting[len(windows)] = _Gradients(joined, torch.cat([part[1] for part in parts]))
         return torch.cat([part[0] for part in parts])
@@ -130,13 +132,17 @@ class JointLearning:
         waiting.h_c[..., : nodes.sent] += grad_h_c
         for few in nodes.memory.within(*grad_h_c.shape[:2]):
             theta = self._at_hand(few)
-            encoder = {name: w for name, w in theta.items() if name.startswith("encoder")}
             batch = nodes.data.of_nodes(few).batch("train", windows)
             with nodes.compute.autocast():
                 h_c = nodes.model.encode(theta, batch)
-            of_encoder = torch.autograd.grad(h_c, list(encoder.values()), waiting.h_c[few].to(h_c.dtype))
             grads = rows(waiting.decoder, few, nodes.compute.device)
-            grads |= dict(zip(encoder, of_encoder, strict=True))
+            of_encoder = _gradients(h_c, list(theta.values()), waiting.h_c[few].to(h_c.dtype))
+            for name, grad in zip(theta, of_encoder, strict=True):
+                if grad is not None:
+                    grads[name] = grads[name] + grad if name in grads else grad
+            if unused := theta.keys() - grads.keys():
+                problem = f"its node model does not use some of its weights: {', '.join(sorted(unused))}"
+                raise ConfigError("method", problem)
             adam = nodes.adam.rows(few, nodes.compute.device)
             adam.step(theta, grads, active(batch))
             self._put_back(few, theta, adam)
@@ -155,3 +161,10 @@ class JointLearning:
         nodes.adam.put(few, adam)
         for name, w in theta.items():
             nodes.theta[name][few] = w.detach().to(nodes.home)
+
+
+def _gradients(
+    output: Tensor, inputs: Sequence[Tensor], grad_output: Tensor | None = None
+) -> Sequence[Tensor | None]:
+    """What `torch.autograd.grad` returns: None for an input on which the output does not depend."""
+    return torch.autograd.grad(output, inputs, grad_output, allow_unused=True)
