@@ -180,15 +180,23 @@ def test_a_misspelt_strategy_or_sharing_is_no_other_method(row: tuple[Any, Any, 
         ({"label": 3}, "the label of mine must be text, not 3"),
         ({"settings": None}, "the settings of mine must be a mapping, not None"),
         ({"server": lambda **_: None}, "the server of mine must be a class"),
-        ({"network": 3}, "the network of mine must be a function or a class, not 3"),
-        ({"node_model": "gru"}, "the node_model of mine must be a function or a class, not 'gru'"),
+        ({"network": "Net"}, "the network of mine must be a class or a function, not 'Net'"),
+        ({"node_model": 3}, "the node_model of mine must be a class or a function, not 3"),
+        ({"graph_network": "yes"}, "the graph_network of mine must be True or False, not 'yes'"),
         ({"strategy": ["split"]}, r"the strategy of mine cannot be \['split'\]"),
     ],
 )
 def test_a_part_of_another_type_is_named(part: dict[str, Any], says: str) -> None:
     row: dict[str, Any] = {"label": "x", "strategy": "alternating", "sharing": "average"}
     with pytest.raises(ConfigError, match=says):
-        cnfgnn.Method("mine", graph_network=True, **{**row, **part})
+        cnfgnn.Method("mine", **{**row, "graph_network": True, **part})
+
+
+def test_a_part_that_would_never_be_used_is_refused() -> None:
+    with pytest.raises(ConfigError, match="mine has a network, so its graph_network must be True"):
+        cnfgnn.Method("mine", "x", "alternating", "average", False, network=Forgetful)
+    with pytest.raises(ConfigError, match="mine cannot have a server, because its strategy is pooled"):
+        cnfgnn.Method("mine", "x", "pooled", "pooled", True, server=Noted)
 
 
 def test_a_method_that_is_refused_leaves_the_others_as_they_were(
@@ -224,6 +232,7 @@ def own_of(kind: Any, default: Any, **declared: Any) -> type:
             "need `cnfgnn.setting` with a sentence of help, each of them",
         ),
         (Smoothing(), "must be a dataclass, not Smoothing"),
+        (make_dataclass("Own", [("a", int, cnfgnn.setting(1, "A."))]), "must be a frozen dataclass"),
         (make_dataclass("Own", [("a", "Unknown", cnfgnn.setting(1, "A."))]), "NameError: name 'Unknown'"),
         (own_of(dict, None), r"own\.a: mine cannot have a setting of the type <class 'dict'> .valid: int"),
         (own_of(int | None, None), r"own\.a: mine cannot have a setting"),
@@ -245,6 +254,50 @@ def test_settings_that_a_run_could_not_keep_are_refused(own: Any, says: str) -> 
 @pytest.mark.slow
 def test_a_node_model_from_outside_passes_what_every_method_must_pass(average: cnfgnn.Method) -> None:
     check_method("moving-average")
+
+
+class TwoWeights(Average):
+    def init(self, generator: torch.Generator) -> Params:
+        return {"output.weight": torch.ones(2, 1)}
+
+
+class WholeNumbers(Average):
+    def init(self, generator: torch.Generator) -> Params:
+        return {"output.weight": torch.ones(1, 1, dtype=torch.int64)}
+
+
+class NoWeights(Average):
+    def init(self, generator: torch.Generator) -> Params:
+        return {}
+
+
+class Embedded(Average):
+    embedding = 3
+
+
+@pytest.mark.parametrize(
+    ("node_model", "width", "says"),
+    [
+        (
+            TwoWeights,
+            0,
+            r"the weight output.weight .* of a shape \(1, \.\.\.\), not \(2, 1\) of torch.float32",
+        ),
+        (WholeNumbers, 0, r"must be floating-point .* not \(1, 1\) of torch.int64"),
+        (NoWeights, 0, "init of its node model must return a dict of weights"),
+        (lambda *_: None, 0, "its node model is a NoneType, not an EncoderDecoder"),
+        (Average, 4, "embedding of its node model must be 4, as model.embedding says, not 0"),
+        (Embedded, 3, "h_c of its node model must have at least 5 numbers, as model.hidden says, not 1"),
+    ],
+)
+def test_a_node_model_that_breaks_a_rule_is_refused(
+    node_model: Callable[..., Any], width: int, says: str
+) -> None:
+    settings = {"model.embedding": width}
+    method = replace(AVERAGE, node_model=node_model, graph_network=width > 0, settings=settings)
+    cnfgnn.register(method)
+    with pytest.raises(ConfigError, match=says):
+        trained(one_epoch("moving-average", **settings, **{"model.hidden": 5}))
 
 
 def test_its_node_model_trains_over_the_protocol_of_a_federation(

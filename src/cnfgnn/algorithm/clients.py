@@ -42,7 +42,7 @@ from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NodeError
-from cnfgnn.models.params import Params, models, own, part, rows, size
+from cnfgnn.models.params import Params, models, of_one_model, own, part, rows, size
 from cnfgnn.models.plus import levels
 
 
@@ -98,7 +98,7 @@ class Clients:
         self.model = s.node_model(windows.history, windows.horizon)
         self.forecaster = Forecaster(self.model, self.compute, s.loss)
         self.sent = s.model.sent_width
-        theta = self.model.init(generator(s.seed, NODE_WEIGHTS))
+        theta = of_one_model(self.model.init(generator(s.seed, NODE_WEIGHTS)))
         parameters = size(theta)
         self.memory = NodeMemory(self.model, parameters, windows.history, windows.horizon, self.compute)
         self.home = self.memory.home(self.series.nodes, s.keep_optimizer)

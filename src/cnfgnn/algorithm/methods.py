@@ -40,9 +40,10 @@ class Method(Added):
         kinds: Mapping[str, tuple[Any, str]] = {
             "label": (str, "text"),
             "settings": (Mapping, "a mapping"),
+            "graph_network": (bool, "True or False"),
+            "network": (Callable | None, "a class or a function"),
+            "node_model": (Callable | None, "a class or a function"),
             "server": (type | None, "a class"),
-            "network": (Callable | None, "a function or a class"),
-            "node_model": (Callable | None, "a function or a class"),
         }
         for part, (kind, wanted) in kinds.items():
             if not isinstance(value := getattr(self, part), kind):
@@ -54,6 +55,10 @@ class Method(Added):
             raise ConfigError("method", problem, SHARINGS[self.strategy])
         if self.strategy == "split" and not self.graph_network:
             raise ConfigError("method", f"{self.name} needs a Graph Network, because its strategy is split")
+        if self.network is not None and not self.graph_network:
+            raise ConfigError("method", f"{self.name} has a network, so its graph_network must be True")
+        if self.server is not None and not self.federated:
+            raise ConfigError("method", f"{self.name} cannot have a server, because its strategy is pooled")
 
     @property
     def federated(self) -> bool:

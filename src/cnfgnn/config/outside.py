@@ -96,6 +96,8 @@ def _check_own(name: str, own: Any) -> None:
     if not declared or not all(setting.help for setting in declared):
         problem = f"the settings of {name} need `cnfgnn.setting` with a sentence of help, each of them"
         raise ConfigError("method", problem)
+    if own.__hash__ is None:  # as of a dataclass that is not frozen; a configuration is hashed
+        raise ConfigError("method", f"the settings of {name} must be a frozen dataclass")
     for setting in declared:
         one = dataclasses.replace(setting, key=f"{OWN}.{setting.name}")
         if not one.can_be_set:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cnfgnn.errors import ConfigError
+
 ALIGNED = 64  # numbers
 Params = dict[str, Tensor]
 """Every tensor is (m, ...): m = 1 is one model shared by all nodes, m = n one model per node."""
@@ -17,6 +19,18 @@ Params = dict[str, Tensor]
 def models(theta: Mapping[str, Tensor]) -> int:
     """The number of models m: the leading size of the weights."""
     return next(iter(theta.values())).shape[0]
+
+
+def of_one_model(theta: Params) -> Params:
+    """What `init` of a node model returned, if it is the weights of one model."""
+    if not isinstance(theta, dict) or not theta:
+        raise ConfigError("method", "init of its node model must return a dict of weights")
+    for name, w in theta.items():
+        if not isinstance(w, Tensor) or w.shape[:1] != (1,) or not w.is_floating_point():
+            found = f"{tuple(w.shape)} of {w.dtype}" if isinstance(w, Tensor) else type(w).__name__
+            problem = f"the weight {name} of its node model must be floating-point of a shape (1, ...)"
+            raise ConfigError("method", f"{problem}, not {found}")
+    return theta
 
 
 def size(theta: Mapping[str, Tensor]) -> int:

@@ -39,7 +39,15 @@ class OutsideModel:
             problem = f"the package with the node model of {self.method} is not installed here"
             raise ConfigError("method", problem)
         own = outside.read(self.method, self.settings)
-        made: EncoderDecoder = added.node_model(model, own, history, horizon, inputs)
+        made = added.node_model(model, own, history, horizon, inputs)
+        if not isinstance(made, EncoderDecoder):
+            raise ConfigError("method", f"its node model is a {type(made).__name__}, not an EncoderDecoder")
+        if made.embedding != model.embedding_width:
+            problem = f"embedding of its node model must be {model.embedding_width}, as model.embedding"
+            raise ConfigError("method", f"{problem} says, not {made.embedding}")
+        if made.embedding and made.hidden * made.layers < model.sent_width:
+            problem = f"h_c of its node model must have at least {model.sent_width} numbers, as model.hidden"
+            raise ConfigError("method", f"{problem} says, not {made.hidden * made.layers}")
         return made
 
 
