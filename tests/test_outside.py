@@ -38,7 +38,15 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.runs.record import settings_that_differ
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import train
-from cnfgnn.testing import check_absent_nodes, check_method, check_resume, one_epoch, trained
+from cnfgnn.testing import (
+    check_absent_nodes,
+    check_method,
+    check_partition,
+    check_privacy,
+    check_resume,
+    one_epoch,
+    trained,
+)
 from cnfgnn.testing.small_networks import network, small
 from cnfgnn.testing.two_truths import TwoTruths, brief, differences
 from cnfgnn.transports.remote.schema import Refused, check_calls
@@ -484,8 +492,38 @@ def forgetful() -> str:
 
 
 def test_a_network_that_takes_no_notice_of_who_is_there_is_caught(forgetful: str) -> None:
-    with pytest.raises(AssertionError, match="not close"):
+    with pytest.raises(AssertionError, match="absent nodes leave a trace in the embeddings of others"):
         check_absent_nodes(forgetful)
+
+
+class Mixing(Average):
+    """A node model that mixes the nodes of its group."""
+
+    def encode(self, theta: Mapping[str, Tensor], batch: Any) -> Tensor:
+        return super().encode(theta, batch).mean(0, keepdim=True).expand(len(batch.x), -1, -1)
+
+
+def test_a_node_model_that_sees_the_others_of_its_group_is_caught() -> None:
+    cnfgnn.register(replace(AVERAGE, node_model=Mixing))
+    with pytest.raises(AssertionError, match="depend on how nodes are grouped into sites"):
+        check_partition("moving-average")
+
+
+class Remembering(Average):
+    """A node model that remembers the readings it saw last, which may be those of their owner."""
+
+    last = 0.0
+
+    def encode(self, theta: Mapping[str, Tensor], batch: Any) -> Tensor:
+        before, self.last = self.last, float(batch.y.sum())
+        return super().encode(theta, batch) + 1e-3 * before
+
+
+@pytest.mark.slow
+def test_a_node_model_that_tells_the_true_readings_is_caught(tmp_path: Path) -> None:
+    cnfgnn.register(replace(AVERAGE, node_model=Remembering))
+    with pytest.raises(AssertionError, match="a server sees what the true readings are: message"):
+        check_privacy("moving-average", tmp_path)
 
 
 @pytest.mark.slow

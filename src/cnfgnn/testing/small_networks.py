@@ -46,7 +46,8 @@ def network(n: int = 6, rows: int = 150, seed: int = 0, dropout: float = 0.06, s
 
 def small(method: str, **changes: Any) -> Config:
     """A method in float64 with a few units: everything the real one has, but quick."""
-    sizes: dict[str, Any] = {"model.hidden": 5}
+    # one of another package may need an even width, for two heads
+    sizes: dict[str, Any] = {"model.hidden": 5 if method in BUILT_IN else 8}
     if METHODS[method].graph_network:
         sizes |= {"model.embedding": 4, "model.gn_widths": [7, 6]}
     if method in BUILT_IN and not METHODS[method].in_paper:
