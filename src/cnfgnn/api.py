@@ -153,9 +153,9 @@ def forecast(
     readings = data or open_run_data(opened)
     frame = forecast_run(opened, readings, intervals)
     for finding in unusual_inputs(opened, readings):
-        warnings.warn(str(finding), stacklevel=2)
+        warnings.warn(str(finding), stacklevel=3)  # behind the decorator
     for sentence in unknown_ahead(opened, readings):
-        warnings.warn(sentence, stacklevel=2)
+        warnings.warn(sentence, stacklevel=3)
     return frame
 
 
@@ -350,10 +350,8 @@ class Forecaster:
                 problem = "it was not fitted to this sensor: pass a Dataset, or sensors with their positions"
                 raise DataError("DataFrame", problem, column=sensor)
         if absent := [sensor for sensor in known if sensor not in readings.ids]:
-            problem = (
-                f"no readings of {', '.join(absent)}: forecast from what was learned and from the others"
-            )
-            warnings.warn(problem, stacklevel=4)
+            how = "forecast from what was learned and from the others, or left empty if the method cannot"
+            warnings.warn(f"no readings of {', '.join(absent)}: {how}", stacklevel=4)
         return Dataset("DataFrame", columns_of(readings, known), self._graph_of_run())
 
     def _given_graph(self, n: int) -> Graph:

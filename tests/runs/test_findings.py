@@ -95,5 +95,6 @@ def test_the_python_api_warns_and_is_silent_about_usual_readings(run: Path, fold
         warnings.simplefilter("error")
         cnfgnn.forecast(run, data)
         cnfgnn.forecast(run, cnfgnn.load(folder))  # with the codes that the run takes for missing
-    with pytest.warns(UserWarning, match="far outside those of training"):
+    with pytest.warns(UserWarning, match="far outside those of training") as warned:
         cnfgnn.forecast(run, changed(data, data.readings.values * 10))
+    assert warned[0].filename == __file__
