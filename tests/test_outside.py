@@ -322,6 +322,14 @@ def test_its_node_model_trains_over_the_protocol_of_a_federation(
 # ---- what a server can ask for ---------------------------------------------------------------------------
 
 
+def test_text_in_any_language_reaches_a_site() -> None:
+    own = own_of(str, "x", sent_to_nodes=True)
+    cnfgnn.register(replace(AVERAGE, own=own, node_model=lambda _, told, *__: Average(_, Smoothing())))
+    written = outside.written(own("dépôt \n 駅 🚉"))
+    assert outside.read("moving-average", written) == own("dépôt \n 駅 🚉")
+    prepared(own_model="moving-average", own_settings=written)
+
+
 def prepared(**numbers: Any) -> None:
     settings = write_numbers(NodeSettings.of(small("gru-fedavg"))) | numbers
     check_calls([Call("prepare", {**settings, **PLAN, "mean": 0.0, "std": 1.0}, STARTS)], Sizes(3))

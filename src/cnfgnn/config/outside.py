@@ -185,7 +185,8 @@ def written(own: Any) -> str:
     from cnfgnn.config.toml import toml_value
 
     sent = [setting for setting in declared(own) if setting.sent_to_nodes]
-    return f"{{{', '.join(f'{s.name} = {toml_value(getattr(own, s.name))}' for s in sent)}}}"
+    table = f"{{{', '.join(f'{s.name} = {toml_value(getattr(own, s.name))}' for s in sent)}}}"
+    return "".join(c if c.isascii() else f"\\U{ord(c):08x}" for c in table)  # as messages are
 
 
 def read(method: str, text: str) -> Any:
