@@ -22,6 +22,7 @@ from cnfgnn.algorithm.messages.calls import Call
 from cnfgnn.algorithm.messages.number_rules import write_numbers
 from cnfgnn.algorithm.messages.settings import NodeSettings
 from cnfgnn.algorithm.messages.shapes import Sizes
+from cnfgnn.algorithm.methods import BUILT_IN
 from cnfgnn.algorithm.server import Alternating, Split
 from cnfgnn.cli.settings import methods
 from cnfgnn.config import outside, toml
@@ -40,10 +41,13 @@ from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import train
 from cnfgnn.testing import (
     check_absent_nodes,
+    check_future,
     check_method,
     check_partition,
     check_privacy,
     check_resume,
+    check_verbs,
+    check_windows,
     one_epoch,
     trained,
 )
@@ -515,6 +519,50 @@ def test_a_node_model_that_sees_the_others_of_its_group_is_caught() -> None:
     cnfgnn.register(replace(AVERAGE, node_model=Mixing))
     with pytest.raises(AssertionError, match="depend on how nodes are grouped into sites"):
         check_partition("moving-average")
+
+
+class Peeking(Average):
+    """A node model whose forecasts are a little like what will be read."""
+
+    def decode(self, theta: Mapping[str, Tensor], batch: Any, *args: Any) -> Tensor:
+        return super().decode(theta, batch, *args) + 0.01 * batch.y
+
+
+def test_a_node_model_that_knows_what_will_be_read_is_caught() -> None:
+    cnfgnn.register(replace(AVERAGE, node_model=Peeking))
+    with pytest.raises(AssertionError, match="depend on readings that come after them"):
+        check_future("moving-average")
+
+
+def test_a_network_that_mixes_windows_is_caught(monkeypatch: pytest.MonkeyPatch, forgetful: str) -> None:
+    monkeypatch.setattr(Forgetful, "forward", lambda self, h_c, *_: self.out(h_c - h_c.mean(1, keepdim=True)))
+    with pytest.raises(AssertionError, match="depends on the other windows of its minibatch"):
+        check_windows(forgetful)
+
+
+class Curious(Alternating):
+    """A server that asks for what a site does not answer if there is no Graph Network."""
+
+    def round(self, r_g: int) -> None:
+        super().round(r_g)
+        self.nodes.encode()
+
+
+def test_a_server_that_no_site_would_answer_is_caught() -> None:
+    cnfgnn.register(replace(AVERAGE, server=Curious))
+    with pytest.raises(
+        AssertionError, match="a site would not answer, with this strategy and sharing: encode"
+    ):
+        check_verbs("moving-average")
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_no_method_forecasts_from_what_comes_later_mixes_windows_or_asks_in_vain(method: str) -> None:
+    check_future(method)
+    if cnfgnn.METHODS[method].graph_network:
+        check_windows(method)
+    if cnfgnn.METHODS[method].federated:
+        check_verbs(method)
 
 
 class Remembering(Average):

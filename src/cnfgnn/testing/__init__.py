@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from cnfgnn.algorithm.compute.learner import GraphLearner
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.algorithm.server import Server
@@ -36,10 +38,13 @@ def check_method(name: str) -> None:
     name = method.name
     with tempfile.TemporaryDirectory() as folder:
         check_resume(name, Path(folder) / "resume")
+        check_future(name)
         if method.graph_network:
+            check_windows(name)
             check_absent_nodes(name)
         if method.federated:
             check_partition(name)
+            check_verbs(name)
             check_privacy(name, Path(folder) / "copies")
 
 
@@ -117,14 +122,52 @@ def check_resume(method: str, folder: Path, **changes: Any) -> None:
         assert other.read_bytes() == path.read_bytes(), f"{differs} {path.relative_to(folder)}"
 
 
+def check_future(method: str) -> None:
+    """Forecasts do not depend on readings that come after them."""
+    data, config = network(seconds=3600), small(method, **{"training.rounds": 1})
+    later = data.readings.values.copy()
+    later[-config.data.horizon :] += 7
+    forecasts = []
+    for values in (data.readings.values, later):
+        experiment = simulate(replace(data, readings=replace(data.readings, values=values)), config)
+        train(experiment)
+        experiment.strategy.ready("test")
+        last = experiment.windows.count("test")
+        found = [owner.forecasts_of("test", slice(last - 1, last)) for _, owner in experiment.owners]
+        forecasts.append(torch.cat(found))
+    assert torch.equal(*forecasts), "forecasts depend on readings that come after them: does decode read y?"
+
+
+def check_windows(method: str) -> None:
+    """The embedding of a window does not depend on the other windows of its minibatch."""
+    gn, h_c = _untrained(method)
+    graph = Edges.of(network().graph, h_c.device, h_c.dtype)
+    alone, together = (gn.propagate(some, graph, None)[:, :1] for some in (h_c[:, :1], h_c))
+    differs = "the embedding of a window depends on the other windows of its minibatch"
+    assert torch.allclose(alone, together, rtol=1e-9, atol=1e-9), differs
+
+
+def check_verbs(method: str) -> None:
+    """The server asks for what a site of a federation answers."""
+    from cnfgnn.federation.site.task_verbs import verbs_allowed
+
+    asked = {item.verb for item in trained(one_epoch(method)).ledger.items}
+    refused = ", ".join(sorted(asked - verbs_allowed("train", method)))
+    assert not refused, f"a site would not answer, with this strategy and sharing: {refused}"
+
+
+def _untrained(method: str) -> tuple[GraphLearner, Tensor]:
+    """The Graph Network of a method, and hidden states (n b h) of six nodes."""
+    gn = getattr(simulate(network(), one_epoch(method)).strategy, "gn", None)
+    assert gn is not None
+    shape = 6, 4, one_epoch(method).model.sent_width
+    return gn, torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
 def check_absent_nodes(method: str) -> None:
     """Nodes that are not present leave no trace in the embeddings of the others, whatever their h_c says."""
     data, there = network(), torch.tensor([0, 1, 3, 5])
-    strategy = simulate(data, one_epoch(method)).strategy
-    gn = getattr(strategy, "gn", None)
-    assert gn is not None
-    width = one_epoch(method).model.sent_width
-    h_c = torch.randn(6, 4, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gn, h_c = _untrained(method)
     present = torch.zeros(6, 4, dtype=torch.bool)
     present[there] = True
     expected_graph = data.graph.subgraph(there.numpy())
