@@ -380,8 +380,8 @@ def paired(folder: str, errors: str) -> Table | str:
 
 
 def kinds(folder: str) -> Table | str:
-    """The error of the default on each kind of data, as a ratio to that of the best simple forecast and of
-    LightGBM; largest ratios first."""
+    """The error of the default on each kind of data, and of its linear part alone, as a ratio to that of the
+    best simple forecast, and to that of LightGBM; largest ratios first."""
     found = _read(folder)
     if not found:
         return NONE_YET
@@ -394,14 +394,17 @@ def kinds(folder: str) -> Table | str:
         simple = {name: error for name, error in record["simple"].items() if name != "LightGBM"}
         row = {key: record[key] for key in ("kind", "sensors", "windows", "ratio", "commit")}
         row["best"] = min(simple, key=lambda name: simple[name])
+        row["linear"] = record["linear"] / simple[row["best"]]
         row["trees"] = record["error"] / record["simple"]["LightGBM"]
         rows.append(row)
-    means = [f"{geometric_mean([row[key] for row in rows]):.3f}" for key in ("ratio", "trees")]
+    means = {key: geometric_mean([row[key] for row in rows]) for key in ("ratio", "linear", "trees")}
+    rows.append({"kind": "geometric mean", **means})
     seeds = ", ".join(sorted({str(record["settings"]["seed"]) for record in found}))
-    notes = [f"Geometric means: {means[0]} and {means[1]}. Measured on {_machines(found)}; seed {seeds}."]
     columns = [Column("kind", "data"), Column("sensors", "sensors"), Column("windows", "windows")]
     columns += [Column("best", "best simple forecast"), Column("ratio", "error relative to it")]
-    columns += [Column("trees", "relative to LightGBM"), Column("commit", "commit")]
+    columns += [Column("linear", "of the linear part"), Column("trees", "relative to LightGBM")]
+    columns += [Column("commit", "commit")]
+    notes = [f"Measured on {_machines(found)}; seed {seeds}."]
     return Table(folder, folder, columns, rows, notes)
 
 
