@@ -174,7 +174,7 @@ class Forecaster:
     It follows scikit-learn where that fits: `get_params`, `set_params` and `sklearn.base.clone` work, nothing
     is checked before `fit`, and what ends in an underscore exists after it. Readings are a table with times
     as its index and a column for each sensor (or a long table, see docs/data.md), a folder or file, or a
-    `Dataset`.
+    `Dataset`. In forecasts, ids of sensors are text, and times with a time zone are in UTC.
 
     Args:
         method: The name of a method.
