@@ -19,6 +19,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.models.gru import EncoderDecoder
 from cnfgnn.models.params import Params, own
 from cnfgnn.runs.simulation import simulate
+from cnfgnn.testing.small_networks import HORIZON
 from cnfgnn.transports.in_process import InProcess
 from tests.conftest import small
 
@@ -54,13 +55,13 @@ def end_to_end(server: Server, clients: Clients) -> tuple[dict[str, Tensor], lis
 class Tied(EncoderDecoder):
     """A node model with weights of any names, one of which the encoder and the decoder share."""
 
-    hidden, embedding = 5, 4
+    hidden, embedding = 8, 4
 
     def __init__(self, *_: object) -> None:
         pass
 
     def init(self, generator: torch.Generator) -> Params:
-        shapes = {"both": (1, 5, 5), "first": (1, 1, 5), "encoder_of_h_G": (1, 4, 5)}
+        shapes = {"both": (1, 8, 8), "first": (1, 1, 8), "encoder_of_h_G": (1, 4, 8)}
         return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
     def encode(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -75,7 +76,7 @@ class Tied(EncoderDecoder):
         truth: Tensor | None = None,
     ) -> Tensor:
         from_graph = 0 if h_G is None else h_G @ theta["encoder_of_h_G"]
-        return (h_c + from_graph) @ theta["both"]
+        return ((h_c + from_graph) @ theta["both"])[..., :HORIZON]
 
 
 @pytest.fixture

@@ -37,13 +37,15 @@ def open_run_data(run: Run) -> Dataset:
 
 def data_of(run: Run, config: Config, path: Path | None = None) -> Dataset:
     """Open the data at a path, or those that a run names, with its settings or changed ones."""
-    found = open_data(config, path)
-    if path is None and config.data.path == "city" and not run.data.federation:
-        own = found if config.city == run.config.city else open_data(run.config)
-        if not run.began_with(own):  # whatever the readings in memory were called
-            problem = f"was trained on readings in memory ({run.data.name}): give them, or newer ones"
-            raise DataError(run.folder, problem)
-    return found
+    if path is not None or config.data.path != "city" or run.data.federation:
+        return open_data(config, path)
+    problem = f"was trained on readings in memory ({run.data.name}): give them, or newer ones"
+    if run.data.name != f"city-{run.config.city.sensors}":
+        raise DataError(run.folder, problem)
+    own = open_data(run.config)
+    if not run.began_with(own):  # a city of this size that was made in another way
+        raise DataError(run.folder, problem)
+    return own if config == run.config else open_data(config)
 
 
 def evaluate_run(run: Run, data: Dataset, split: Split = "test") -> Scores:
