@@ -85,30 +85,29 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, metric: str, masked: bool, days: i
         of_blocks = [total[has][:, columns].sum(axis=1) for total in sums]
         weights = _draws(int(has.sum()), seed)
         alarms = _false_alarms(of_blocks, weights, metric, seed)
-        rows.append(Row(name, *_bounds(*of_blocks, weights, metric), len(weights[0]), alarms))
+        bounds = map(float, _bounds(*of_blocks, weights, metric))
+        rows.append(Row(name, *bounds, len(weights[0]), alarms))
     return rows
 
 
 def _false_alarms(of_blocks: Sequence[Floats], weights: Floats, metric: str, seed: int) -> float:
     """How often the interval excludes zero if the two change places in blocks that are drawn at random."""
-    rng, found = np.random.default_rng(seed), 0
-    *both, forecasts = of_blocks
-    for _ in range(SWAPS):
-        of_a, of_b = np.where(rng.random(len(forecasts)) < 0.5, both, both[::-1])
-        *_, low, high = _bounds(of_a, of_b, forecasts, weights, metric)
-        found += low > 0 or high < 0
-    return found / SWAPS
+    *both, forecasts = (total[:, None] for total in of_blocks)
+    swapped = np.random.default_rng(seed).random((len(forecasts), SWAPS)) < 0.5
+    of_a, of_b = np.where(swapped, both, both[::-1])
+    *_, low, high = _bounds(of_a, of_b, forecasts, weights, metric)
+    return float(np.mean((low > 0) | (high < 0)))
 
 
-def _bounds(of_a: Floats, of_b: Floats, forecasts: Floats, weights: Floats, metric: str) -> tuple[float, ...]:
-    """Two errors, and the interval of their difference, given what each block (b,) adds to their sums."""
+def _bounds(of_a: Floats, of_b: Floats, forecasts: Floats, weights: Floats, metric: str) -> list[Floats]:
+    """Two errors, and the interval of their difference, given what each block (b, ...) adds to their sums."""
     errors_a, errors_b = (weights @ total / (weights @ forecasts) for total in (of_a, of_b))
     if metric == "rmse":
         errors_a, errors_b = np.sqrt(errors_a), np.sqrt(errors_b)
     apart = errors_a - errors_b
-    bounds = np.quantile(apart[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    bounds = np.quantile(apart[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     low, high = apart[0] + (bounds - apart[0]) * _widening(len(weights[0]))
-    return float(errors_a[0]), float(errors_b[0]), float(low), float(high)
+    return [errors_a[0], errors_b[0], low, high]
 
 
 def _draws(count: int, seed: int) -> Floats:

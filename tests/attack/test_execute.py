@@ -37,6 +37,7 @@ def blinded(data: Dataset, but: int) -> Dataset:
     return replace(data, readings=replace(data.readings, values=values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_whole_series_is_found_from_hidden_states_alone(
     family: str, attacked_runs: dict[str, Path], attacked_city: Dataset
@@ -197,6 +198,7 @@ def test_guesses_are_those_of_somebody_who_knows_the_mean(
         assert line.all.within_3 == pytest.approx(np.mean(np.abs(error[~np.isnan(error)]) < 3))
 
 
+@pytest.mark.slow
 def test_a_recording_in_the_run_folder_is_used(
     attacked_runs: dict[str, Path], attacked_city: Dataset, tmp_path: Path
 ) -> None:

@@ -170,6 +170,7 @@ def test_a_folder_in_another_locale_is_trained_on_and_forecast(
     assert pd.read_csv(tmp_path / "f.csv")["time"].iloc[0] == "2024-10-05 13:00:00+00:00"
 
 
+@pytest.mark.slow
 def test_times_with_an_offset_are_converted_to_utc(folder: Path, run: Path, tmp_path: Path) -> None:
     there = tmp_path / "zoned"
     there.mkdir()

@@ -123,7 +123,7 @@ def test_a_site_with_incompatible_readings_does_not_cost_others_a_forecast(
     trained: InMemoryFederation, changed: Callable[[pd.DataFrame], pd.DataFrame], reason: str
 ) -> None:
     trained.write("north", changed(trained.readings("north")))
-    status = must_finish(trained.forecast(wait=1.0))
+    status = must_finish(trained.forecast())
     assert status["result"]["sites"] == ["south", "west"]
     assert reason in status["result"]["without"]["north"]
 
@@ -140,7 +140,7 @@ def test_only_the_owner_learns_that_a_forecast_cannot_be_written(
     for folder in folders:
         folder.touch()  # a file where the folder belongs
     try:
-        status = trained.forecast(wait=1.0)
+        status = trained.forecast()
     finally:
         for folder, kept in zip(folders, aside, strict=True):
             folder.unlink()
@@ -158,7 +158,7 @@ def test_only_the_owner_learns_that_a_forecast_cannot_be_written(
 
 
 def test_a_run_that_does_not_exist_is_named(trained: InMemoryFederation) -> None:
-    status = trained.forecast("nothing", wait=1.0)
+    status = trained.forecast("nothing")
     assert status["state"] == "failed"
     assert "nothing: is not a run" in status["problem"]
 
@@ -166,7 +166,7 @@ def test_a_run_that_does_not_exist_is_named(trained: InMemoryFederation) -> None
 def test_readings_at_another_step_than_in_training_are_refused(trained: InMemoryFederation) -> None:
     for name in SITES:
         trained.write(name, trained.readings(name).iloc[::2])
-    status = trained.forecast(wait=1.0)
+    status = trained.forecast()
     assert (status["state"], status["exit_code"]) == ("failed", 2)
     assert "readings come every 600 s, but run one was trained on one every 300 s" in status["problem"]
 
@@ -186,7 +186,7 @@ def test_sites_that_change_their_clock_cost_only_themselves_a_forecast(trained: 
     *most, one = SITES
     for name in most:
         trained.write(name, trained.readings(name).tz_localize("UTC"))
-    status = trained.forecast(wait=1.0)
+    status = trained.forecast()
     assert status["state"] == "finished", status["problem"]
     assert status["result"]["sites"] == [one]
     assert status["result"]["without"].keys() == {*most}

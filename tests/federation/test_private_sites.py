@@ -144,14 +144,14 @@ def test_each_task_with_sites_without_blur_says_what_its_server_can_estimate(tmp
 def test_a_site_below_the_projects_blur_is_refused_by_name(sites: InMemoryFederation) -> None:
     """Even if its kit does not know what the project asks for."""
     sites.set("north", least_blur=None, blur=1.5)
-    status = must_finish(sites.forecast(wait=1.0))
+    status = must_finish(sites.forecast())
     assert status["result"]["without"]["north"] == (
         "the blur of site north is 1.5, and this federation asks for at least 5: its owner sets it in"
         " local/site.toml"
     )
     assert status["result"]["sites"] == ["south", "west"]
     sites.set("north", least_blur=SIGMA)
-    status = sites.forecast(wait=1.0)
+    status = sites.forecast()
     assert "local/site.toml: blur: the blur of site north is 1.5" in status["result"]["without"]["north"]
 
 
@@ -267,7 +267,7 @@ def test_lost_copies_stop_a_site_and_the_server_is_not_told_more(sites: InMemory
     folder = sites.folder / "example" / "data" / "north" / PRIVATE
     aside = folder.rename(sites.folder / "aside")
     try:
-        status = sites.forecast(wait=1.0)
+        status = sites.forecast()
     finally:
         aside.rename(folder)
     assert status["result"]["without"]["north"] == (

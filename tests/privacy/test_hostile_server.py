@@ -246,6 +246,7 @@ def attack(sender: Sender, times: int) -> list[bytes]:
     return got
 
 
+@pytest.mark.slow
 def test_an_attack_gets_the_same_from_both(tmp_path: Path) -> None:
     sites = sites_with(tmp_path, ("plain", "shuffled"))
     one, other = (attack(Sender(site.ends[0], site.terms), 5) for site in sites)

@@ -36,6 +36,7 @@ def occurs(key: bytes, content: bytes) -> bool:
     return any(form in content for form in forms_of(key))
 
 
+@pytest.mark.slow
 def test_nothing_of_the_key_is_in_any_file_message_or_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

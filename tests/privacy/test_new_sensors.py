@@ -94,6 +94,7 @@ def test_what_is_computed_for_new_sensors_and_when_follows_from_the_copy(
     assert one.forecasts != other.forecasts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truths", [("plain", "peaks")], indirect=True)
 @pytest.mark.parametrize("who", ["nodes", "owner"])
 def test_what_was_computed_for_a_new_sensor_is_computed_again_if_its_file_is_damaged(

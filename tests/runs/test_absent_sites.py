@@ -148,6 +148,7 @@ def test_the_ledger_counts_only_those_who_were_there(data: Dataset) -> None:
     assert moved[1].per_site * 2 == moved[0].per_site
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["at-fedavg", "at", "sl", "sl-fedavg", "gru-local", "gru-fedavg", "gru-fmtl"]
 )

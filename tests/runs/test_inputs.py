@@ -125,6 +125,7 @@ def test_some_of_the_nodes_have_the_same_inputs_as_among_all(data: Dataset) -> N
     torch.testing.assert_close(part.linear_change, whole.linear_change[1:3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", PLUS)
 def test_a_trained_run_is_evaluated_and_used_on_other_data_with_the_scales_it_was_trained_with(
     data: Dataset, tmp_path: Path, method: str

@@ -168,6 +168,7 @@ def test_a_new_sensor_has_intervals_too(run: Run) -> None:
     assert (frame["new low 80"] < frame["new high 80"]).all()
 
 
+@pytest.mark.slow
 def test_commands_write_and_judge_intervals(tmp_path: Path, run_folders: list[Path]) -> None:
     done = CliRunner().invoke(app, ["evaluate", str(run_folders[0]), "--json"])
     found = json.loads(done.stdout)["intervals"]

@@ -115,6 +115,7 @@ def killed_after(folder: Path, minibatches: int) -> bool:
     return was_killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_at_random_moments(method: str, straight: Callable[[str], Path], tmp_path: Path) -> None:
     folder = tmp_path / "run"
