@@ -401,8 +401,8 @@ def kinds(folder: str) -> Table | str:
     rows.append({"kind": "geometric mean", **means})
     seeds = ", ".join(sorted({str(record["settings"]["seed"]) for record in found}))
     columns = [Column("kind", "data"), Column("sensors", "sensors"), Column("windows", "windows")]
-    columns += [Column("best", "best simple forecast"), Column("ratio", "error relative to it")]
-    columns += [Column("linear", "of the linear part"), Column("trees", "relative to LightGBM")]
+    columns += [Column("best", "best simple forecast"), Column("ratio", "default / best simple")]
+    columns += [Column("linear", "linear part / best simple"), Column("trees", "default / LightGBM")]
     columns += [Column("commit", "commit")]
     notes = [f"Measured on {_machines(found)}; seed {seeds}."]
     return Table(folder, folder, columns, rows, notes)
