@@ -25,6 +25,7 @@ from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
+from cnfgnn.federation.kits.ports import TORN
 from cnfgnn.federation.site.store import OWNER, STATES
 from cnfgnn.federation.task import Task, settings_of
 from cnfgnn.runs.checkpoints import FolderStore
@@ -92,10 +93,10 @@ class Audit:
             if party != "server":  # whose jobs use their own id as a token
                 self.secrets |= {value for key, value in process.environ().items() if key in TOKENS}
             ends = [one.raddr for one in process.net_connections("inet") if party == "audited" and one.raddr]
-        except psutil.Error:
+            pids = every_process(self.sites.kits["audited"])
+            own = {one.laddr for one in psutil.net_connections("inet") if one.pid in pids} if ends else set()
+        except (psutil.Error, *TORN):  # it is looked at again in a second
             return
-        pids = every_process(self.sites.kits["audited"])
-        own = {one.laddr for one in psutil.net_connections("inet") if one.pid in pids} if ends else set()
         unknown = {end for end in ends if end.port != self.wire.port and end not in own}
         self.elsewhere |= unknown & self._suspected  # once may be a process that has just ended
         self._suspected |= unknown

@@ -12,20 +12,33 @@ from cnfgnn.federation.kits.engine_files import read_startup
 from cnfgnn.federation.kits.kit import role
 
 RELEASED_WITHIN = 5.0  # seconds until the ports of a server that was just killed are free again
+TORN = (KeyError, RuntimeError)  # of psutil, if connections come and go while it reads the kernel's table
+TRIES = 5
 
 
 def closed_ports(kit: Path, pid: int) -> list[int]:
-    """The ports that a server's process should listen on and does not."""
+    """The ports that a server's process should listen on and does not; none if that cannot be known."""
+    listening = _listening(pid)
+    if listening is None:
+        return []
+    return [port for _, port in _server_addresses(kit) if port not in listening]
+
+
+def _listening(pid: int) -> set[int] | None:
+    """The ports that a process listens on; None if that cannot be known."""
     import psutil
 
-    try:
-        connections = psutil.Process(pid).net_connections("tcp")
-    except psutil.AccessDenied:
-        return []  # unknown, so report nothing
-    except psutil.Error:
-        connections = []
-    listening = {end.laddr.port for end in connections if end.status == psutil.CONN_LISTEN}
-    return [port for _, port in _server_addresses(kit) if port not in listening]
+    for _ in range(TRIES):
+        try:
+            ends = psutil.Process(pid).net_connections("tcp")
+        except psutil.AccessDenied:
+            return None
+        except psutil.Error:
+            return set()
+        except TORN:
+            continue
+        return {end.laddr.port for end in ends if end.status == psutil.CONN_LISTEN}
+    return None
 
 
 def check_ports_free(kit: Path) -> None:
