@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cnfgnn.data.description import fingerprint
+from cnfgnn.data.files.export import write_folder
 from cnfgnn.data.files.folder import load
 from cnfgnn.errors import ConfigError, DataError
 from tests.commands import said
@@ -278,6 +280,13 @@ def test_a_part_has_no_variable_that_would_be_written_elsewhere_or_not_be_read_a
         answer = said("data", "cut", lake, tmp_path / "part", "--set", f"data.target={target}", fails=True)
         assert f"the variable '{name}' cannot have a file of its name" in answer
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lake"]
+
+
+def test_a_variable_whose_name_no_file_can_have_is_told(tmp_path):
+    data = load(own(tmp_path / "lake", edges=EDGES))
+    (tmp_path / "part").mkdir()
+    with pytest.raises(DataError, match="cannot have a file of its name"):
+        write_folder(replace(data, readings=replace(data.readings, variable="a\0b")), tmp_path / "part", True)
 
 
 def test_a_time_span_of_own_data_is_a_folder_like_it(tmp_path):

@@ -22,7 +22,7 @@ def write_folder(data: Dataset, out: Path, named: bool = False) -> None:
     forecast keeps its name."""
     readings, first = data.readings, out / "readings.csv"
     for name in (readings.variable, *(one.name for one in readings.others)):
-        if "/" in name or name.startswith("."):  # elsewhere, or not read again
+        if {"/", "\0"} & {*name} or name.startswith("."):  # elsewhere, nowhere, or not read again
             problem = f"the variable {shown(name)} cannot have a file of its name: rename it"
             raise DataError(readings.source, problem)
     write_network(data, out)
