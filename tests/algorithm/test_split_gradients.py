@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -68,12 +69,7 @@ class Tied(EncoderDecoder):
         return torch.tanh(batch.x[:, :, -1, :1] @ theta["first"] @ theta["both"])
 
     def decode(
-        self,
-        theta: Mapping[str, Tensor],
-        batch: Batch,
-        h_c: Tensor,
-        h_G: Tensor | None,
-        truth: Tensor | None = None,
+        self, theta: Mapping[str, Tensor], batch: Batch, h_c: Tensor, h_G: Tensor | None, truth: Any = None
     ) -> Tensor:
         from_graph = 0 if h_G is None else h_G @ theta["encoder_of_h_G"]
         return ((h_c + from_graph) @ theta["both"])[..., :HORIZON]

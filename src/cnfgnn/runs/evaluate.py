@@ -39,11 +39,9 @@ def data_of(run: Run, config: Config, path: Path | None = None) -> Dataset:
     """Open the data at a path, or those that a run names, with its settings or changed ones."""
     if path is not None or config.data.path != "city" or run.data.federation:
         return open_data(config, path)
-    problem = f"was trained on readings in memory ({run.data.name}): give them, or newer ones"
-    if run.data.name != f"city-{run.config.city.sensors}":
-        raise DataError(run.folder, problem)
-    own = open_data(run.config)
-    if not run.began_with(own):  # a city of this size that was made in another way
+    named_alike = run.data.name == f"city-{run.config.city.sensors}"  # if not, none is simulated
+    if not named_alike or not run.began_with(own := open_data(run.config)):
+        problem = f"was trained on readings in memory ({run.data.name}): give them, or newer ones"
         raise DataError(run.folder, problem)
     return own if config == run.config else open_data(config)
 
