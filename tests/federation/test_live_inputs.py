@@ -181,17 +181,21 @@ def test_a_site_that_forecasts_a_variable_of_another_file_cannot_be_live(tmp_pat
     assert "write that variable to a folder of its own" in nodes.problem
 
 
-def test_a_live_site_takes_part_once_its_file_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("readings", ["../data", "../data/readings.csv"])
+@pytest.mark.parametrize("name", ["readings.csv", "variables/flow.csv", "covariates/holiday.csv"])
+def test_a_live_site_takes_part_once_its_files_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, readings: str
 ) -> None:
-    """It may be empty or half-written at the moment at which the site starts."""
+    """One of them may be empty or half-written at the moment at which the site starts."""
     monkeypatch.setattr(site_nodes, "LOOKED_EVERY", 0.02)
-    write_folder(city(3), tmp_path)
-    file, kit = tmp_path / "readings.csv", tmp_path / "kit"
+    folder, kit = tmp_path / "data", tmp_path / "kit"
+    folder.mkdir()
+    write_folder(city(3), folder)
+    file = folder / name
     whole = file.read_bytes()
     file.write_bytes(b"")
     (kit / "local").mkdir(parents=True)
-    content = {"name": "west", "sensors": ["s0"], "readings": "../readings.csv", "live": {"clock": "feed"}}
+    content = {"name": "west", "sensors": ["s0"], "readings": readings, "live": {"clock": "feed"}}
     (kit / "local" / "site.toml").write_text(dump_table(content))
     nodes = LiveSiteNodes(kit, LiveTerms.of(LIVE))
     wait_for(lambda: nodes.problem == site_nodes.UNUSABLE, "the site to refuse it")

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.messages.cost import GIB
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.config.settings import ComputeConfig
+from cnfgnn.data.files.input_files import COVARIATES, VARIABLES
 from cnfgnn.data.refusals import Refusals
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
 from cnfgnn.federation.project import SitePlan
@@ -86,12 +86,13 @@ class SiteNodes:
         return [*map(stamp_of, (folder / KEY_FILE, folder / COPIES_FILE, settings_file(self.kit)))]
 
     def _readings(self) -> Stamps:
-        """The same for the file of readings, or the files of their folder, and the settings."""
+        """The same for the files of readings and of further inputs, and the settings."""
         assert self.plan is not None
-        files = [self.kit / (self.plan.readings or "")]
-        with suppress(OSError):
-            files = sorted(files[0].iterdir())
-        return [*map(stamp_of, (settings_file(self.kit), *files))]
+        place = self.kit / (self.plan.readings or "")
+        folder = place if place.is_dir() else place.parent
+        folders = [place, folder / VARIABLES, folder / COVARIATES]
+        files = [file for folder in folders for file in sorted(folder.glob("*"))]
+        return [*map(stamp_of, (settings_file(self.kit), place, *files))]
 
     def _try_to_load(self) -> None:
         try:
