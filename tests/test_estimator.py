@@ -7,6 +7,8 @@ import gc
 import pickle
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,26 @@ def test_a_copy_outlives_the_folder_of_the_original(
     shutil.rmtree(made.run_.folder)
     with pytest.raises(RunError, match="is not a run"):
         how(made)
+
+
+FORKED = """
+import os, pickle, sys
+forecaster = pickle.load(open(sys.argv[1], "rb"))
+worker = os.fork()
+if worker:
+    assert os.waitpid(worker, 0) == (worker, 0)
+    forecaster.predict()
+    print(forecaster.run_.folder)
+"""
+
+
+def test_a_fork_that_ends_leaves_the_folder(fitted: cnfgnn.Forecaster, tmp_path: Path) -> None:
+    """As a web server's workers do, if it has loaded the forecaster before it starts them."""
+    (tmp_path / "fitted").write_bytes(pickle.dumps(fitted))
+    command = [sys.executable, "-c", FORKED, tmp_path / "fitted"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not Path(done.stdout.strip()).exists()  # the process that has made it deletes it
 
 
 def test_a_damaged_folder_is_named(fitted: cnfgnn.Forecaster, tmp_path: Path) -> None:

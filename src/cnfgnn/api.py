@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import warnings
@@ -304,9 +305,9 @@ class Forecaster:
 
     def _own_folder(self) -> Path:
         """A folder that is deleted with this object."""
-        folder = tempfile.mkdtemp(prefix="cnfgnn-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        return Path(folder)
+        folder = Path(tempfile.mkdtemp(prefix="cnfgnn-"))
+        weakref.finalize(self, _delete, folder, os.getpid())
+        return folder
 
     def _use(self, run: Run, data: Dataset | None) -> None:
         self.run_, self._data = run, data
@@ -370,6 +371,12 @@ class Forecaster:
             return Graph(len(self.feature_names_in_), senders.astype(int), receivers.astype(int), weights)
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise RunError(self.run_.folder, "its events are damaged") from error
+
+
+def _delete(folder: Path, owner: int) -> None:
+    """Delete a folder, unless this process is a fork of its owner, such as a web server's worker."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _positions(sensors: pd.DataFrame, ids: Sequence[str]) -> np.ndarray[Any, Any]:
