@@ -342,10 +342,11 @@ def test_the_commands_of_many_sensors_are_measured_one_by_one() -> None:
 
 @pytest.mark.chaos
 def test_the_default_is_compared_with_simple_forecasts_on_data_of_a_kind(tmp_path: Path) -> None:
-    """One sensor, five hours of minutes: the least that the default is meant for."""
+    """One sensor, five hours of minutes: the least that the default is meant for. 229 of its 300 windows are
+    from before the test split."""
     done = ran("kinds.py", "--only", "one-sensor", "--doubts", DOUBT, 1e9, "--records", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("| one sensor | 1 | 300 | 1 min |")
+    assert done.stdout.splitlines()[-1].startswith("| one sensor | 1 | 229 | 1 min |")
     row = json.loads((tmp_path / "one-sensor.json").read_text())
     assert row["ratio"] == pytest.approx(row["error"] / min(row["simple"].values()))
     assert row["ratio"] < 1

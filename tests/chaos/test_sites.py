@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -92,19 +93,23 @@ def test_a_site_goes_on_when_its_disk_is_full(
     with running_federation(tmp_path, data, min_sites=3, faults=True) as sites:
         sites.begin_training(c)
         sites.block("south", 1)
-        kit, before = sites.kits["south"], {}
-        workers = workers_of(kit)
-        for pid in (processes.running(kit), engine_of(kit), *processes.jobs_of(kit)):
-            process = psutil.Process(pid)
-            before[process] = process.rlimit(psutil.RLIMIT_FSIZE)
-            process.rlimit(psutil.RLIMIT_FSIZE, (0, before[process][1]))
+        kit = sites.kits["south"]
+        workers, supervisor = workers_of(kit), psutil.Process(processes.running(kit))
+        soft, hard = supervisor.rlimit(psutil.RLIMIT_FSIZE)
+        full = [supervisor, *map(psutil.Process, (engine_of(kit), *processes.jobs_of(kit)))]
+        for process in full:
+            process.rlimit(psutil.RLIMIT_FSIZE, (0, hard))
         sites.release("south")
         sites.block("south", 3)
         sites.kill_job("south")
         sites.wait_for_rejoin("south", sites.status.get("exchanges", 0))
         assert workers_of(kit) == workers  # as far as the status tells
-        for process, limits in before.items():
-            process.rlimit(psutil.RLIMIT_FSIZE, limits)
+        for process in {
+            *full,
+            *supervisor.children(recursive=True),
+        }:  # what it has started since is limited, too
+            with suppress(psutil.NoSuchProcess):
+                process.rlimit(psutil.RLIMIT_FSIZE, (soft, hard))
         sites.until(lambda: workers_of(kit) not in ([], workers), "the status is written again")
         sites.end(600)
         assert_same(sites.run(), expected)

@@ -28,6 +28,7 @@ from cnfgnn.federation.engine.guard.handshake import (
     connection_problem,
     copied_kit_warning,
 )
+from cnfgnn.federation.kits.retention import TASKS
 from cnfgnn.federation.objections import OBJECTIONS
 from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.operator.status import status_of
@@ -296,7 +297,7 @@ def test_training_reports_a_site_whose_disk_is_full(tmp_path: Path) -> None:
         assert "cannot be written" in said("federation", "status", running.server).replace("\n", " ")
         assert "problem since " in (told := said("federation", "status", north))
         assert "cannot be written" in told
-        assert any("'save' failed" in log.read_text() for log in north.glob("*-*/log.txt"))
+        assert any("'save' failed" in log.read_text() for log in (north / TASKS).iterdir())
         running.stop()
 
 
