@@ -104,10 +104,8 @@ def test_a_site_goes_on_when_its_disk_is_full(
         sites.kill_job("south")
         sites.wait_for_rejoin("south", sites.status.get("exchanges", 0))
         assert workers_of(kit) == workers  # as far as the status tells
-        for process in {
-            *full,
-            *supervisor.children(recursive=True),
-        }:  # what it has started since is limited, too
+        started_since = supervisor.children(recursive=True)  # they have inherited the limit
+        for process in {*full, *started_since}:
             with suppress(psutil.NoSuchProcess):
                 process.rlimit(psutil.RLIMIT_FSIZE, (soft, hard))
         sites.until(lambda: workers_of(kit) not in ([], workers), "the status is written again")

@@ -19,6 +19,7 @@ from cnfgnn.federation.site.live.nodes import LiveSiteNodes
 from cnfgnn.federation.site.readings import columns_of
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.site_task import LiveTerms
+from cnfgnn.files import write_whole
 from cnfgnn.privacy.copies import CopyStore
 from cnfgnn.testing.two_truths import another_truth
 from tests.conftest import network, small
@@ -194,13 +195,32 @@ def test_a_live_site_takes_part_once_its_files_can_be_read(
     file = folder / name
     whole = file.read_bytes()
     file.write_bytes(b"")
-    (kit / "local").mkdir(parents=True)
-    content = {"name": "west", "sensors": ["s0"], "readings": readings, "live": {"clock": "feed"}}
-    (kit / "local" / "site.toml").write_text(dump_table(content))
+    say_where(kit, readings)
     nodes = LiveSiteNodes(kit, LiveTerms.of(LIVE))
     wait_for(lambda: nodes.problem == site_nodes.UNUSABLE, "the site to refuse it")
     file.write_bytes(whole)
     wait_for(lambda: not nodes.problem, "the site to take part")
+
+
+def test_a_live_site_takes_part_once_its_settings_name_a_folder_that_can_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site_nodes, "LOOKED_EVERY", 0.02)
+    folder, kit = tmp_path / "data", tmp_path / "kit"
+    folder.mkdir()
+    write_folder(city(3), folder)
+    say_where(kit, f"../{'far' * 100}")
+    nodes = LiveSiteNodes(kit, LiveTerms.of(LIVE))
+    wait_for(lambda: nodes.problem == site_nodes.UNUSABLE, "the site to refuse it")
+    say_where(kit, "../data")
+    wait_for(lambda: not nodes.problem, "the site to take part")
+
+
+def say_where(kit: Path, readings: str) -> None:
+    """Write the settings of a live site, which may be reading them."""
+    (kit / "local").mkdir(parents=True, exist_ok=True)
+    content = {"name": "west", "sensors": ["s0"], "readings": readings, "live": {"clock": "feed"}}
+    write_whole(kit / "local" / "site.toml", dump_table(content).encode())
 
 
 def test_a_new_sensor_has_columns_of_inputs() -> None:

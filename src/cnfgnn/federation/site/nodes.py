@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,12 @@ class SiteNodes:
         """The same for the files of readings and of further inputs, and the settings."""
         assert self.plan is not None
         place = self.kit / (self.plan.readings or "")
-        folder = place if place.is_dir() else place.parent
-        folders = [place, folder / VARIABLES, folder / COVARIATES]
-        files = [file for folder in folders for file in sorted(folder.glob("*"))]
-        return [*map(stamp_of, (settings_file(self.kit), place, *files))]
+        files = [settings_file(self.kit), place]
+        beside = [folder / name for folder in (place, place.parent) for name in (VARIABLES, COVARIATES)]
+        for folder in (place, *beside):
+            with suppress(OSError):  # it is a file or not there, or may not be read
+                files += sorted(folder.iterdir())
+        return [*map(stamp_of, files)]
 
     def _try_to_load(self) -> None:
         try:
